@@ -1,0 +1,193 @@
+"""Runs the graph for a client: encode once per group, denoise and decode each sample, by reference, with retries.
+
+No tensor passes through this process: a call's result is passed on as the ref of an object that this process owns.
+Confined to one event loop. It knows no threads and no public API; `deployments.client` is its face.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import ray
+from ray import serve
+from ray.exceptions import ObjectLostError
+from ray.serve.handle import DeploymentHandle
+
+from configs.settings import ClientSettings
+from deployments.budget import ByteBudget
+from deployments.calls import finished_ref, problem_of, replica_died
+from deployments.group import RolloutGroup, RolloutSample
+from schemas.card import ModelCard
+from schemas.errors import Problem
+from schemas.order import SampleOrder
+from schemas.resolve import media_bytes, num_rows, trajectory_bytes
+
+DEADLINE_GRACE_S = 2.0
+"""How much longer than a request's deadline the client waits, so that the denoiser's own word comes first."""
+
+FULL_QUEUE_PAUSE_S = 0.2
+"""Between two tries at a deployment whose queue is full."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Handles:
+    """The deployments that a client calls."""
+
+    text_encoder: DeploymentHandle
+    denoiser: DeploymentHandle
+    av_decoder: DeploymentHandle
+    lease_board: DeploymentHandle
+
+    @classmethod
+    def of_app(cls, app_name: str) -> "Handles":
+        """The handles of a running app."""
+        return cls(
+            text_encoder=serve.get_deployment_handle("TextEncoder", app_name),
+            denoiser=serve.get_deployment_handle("Denoiser", app_name),
+            av_decoder=serve.get_deployment_handle("AVDecoder", app_name),
+            lease_board=serve.get_deployment_handle("LeaseBoard", app_name),
+        )
+
+
+class Conductor:
+    """Takes groups through the graph. ``wait_when_full``: whether a full queue is waited for or is the answer."""
+
+    def __init__(
+        self,
+        handles: Handles,
+        card: ModelCard,
+        settings: ClientSettings,
+        lease_id: str,
+        *,
+        wait_when_full: bool,
+    ) -> None:
+        self.budget = ByteBudget(settings.max_bytes_in_flight)
+        self._handles, self._card, self._settings = handles, card, settings
+        self._lease_id = lease_id
+        self._wait_when_full = wait_when_full
+
+    async def run(self, group: RolloutGroup) -> None:
+        """Settle every sample of the group: done, failed, out of time, or cancelled. Never raises."""
+        deadline = time.monotonic() + group.request.deadline_s
+        try:
+            async with asyncio.timeout(group.request.deadline_s + DEADLINE_GRACE_S):
+                await self._run(group, deadline)
+        except TimeoutError:
+            self._fail_rest(group, _out_of_time(group))
+        except asyncio.CancelledError:
+            self._fail_rest(group, _cancelled())
+        except Exception as error:
+            self._fail_rest(group, problem_of(error))
+        finally:
+            group.settled.set_result(group)
+
+    def handed_over(self, sample: RolloutSample) -> None:
+        """Somebody has taken a sample that was not yet waited for when it was done."""
+        if sample.done:
+            self.budget.leave(self._num_bytes(sample))
+
+    async def _run(self, group: RolloutGroup, deadline: float) -> None:
+        started = time.monotonic()
+        group.conditioning = await self._encode(group)
+        encode_s = time.monotonic() - started
+        async with asyncio.TaskGroup() as tasks:
+            for sample in group.samples:
+                tasks.create_task(self._run_sample(sample, deadline, encode_s))
+
+    async def _run_sample(self, sample: RolloutSample, deadline: float, encode_s: float) -> None:
+        num_bytes, group = self._num_bytes(sample), sample.group
+        await self.budget.enter(num_bytes, group.collecting.is_set)
+        handed_over = True
+        try:
+            await self._sample_and_decode(sample, deadline, encode_s)
+            handed_over = group.collecting.is_set()
+        except Exception as error:
+            sample.fail(problem_of(error))
+        finally:
+            self.budget.stopped()
+            if handed_over:
+                self.budget.leave(num_bytes)
+
+    async def _sample_and_decode(self, sample: RolloutSample, deadline: float, encode_s: float) -> None:
+        """Denoise, then decode; from the start again when a replica or its data is lost on the way."""
+        group = sample.group
+        for attempt in range(1, self._settings.max_attempts + 1):
+            sample.attempt = attempt
+            try:
+                trajectory = await self._denoise(sample, deadline, encode_s)
+                media = await self._decode(trajectory) if group.request.media else None
+                sample.finish(trajectory if group.request.trajectory else None, media)
+                return
+            except Exception as error:
+                if not replica_died(error) or attempt == self._settings.max_attempts:
+                    raise
+                if isinstance(error, ObjectLostError):
+                    group.conditioning = await self._encode(group)
+
+    async def _encode(self, group: RolloutGroup) -> ray.ObjectRef:
+        request = group.request
+        for attempt in range(1, self._settings.max_attempts + 1):
+            try:
+                return await self._call(self._handles.text_encoder, request.prompt, request.negative_prompt)
+            except Exception as error:
+                if not replica_died(error) or attempt == self._settings.max_attempts:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _denoise(self, sample: RolloutSample, deadline: float, encode_s: float) -> ray.ObjectRef:
+        request = sample.group.request
+        order = SampleOrder(
+            sample_id=f"{sample.key}/{sample.attempt}",
+            request=request,
+            sample_index=sample.sample_index,
+            attempt=sample.attempt,
+            lease_id=self._lease_id,
+            seconds_left=max(0.0, deadline - time.monotonic()),
+            encode_s=encode_s,
+        )
+        return await self._call(
+            self._handles.denoiser,
+            sample.group.conditioning,
+            order.model_dump(mode="json"),
+            num_rows=num_rows(request),
+        )
+
+    async def _decode(self, trajectory: ray.ObjectRef) -> ray.ObjectRef:
+        return await self._call(self._handles.av_decoder, trajectory)
+
+    async def _call(self, handle: DeploymentHandle, *args: object, **kwargs: object) -> ray.ObjectRef:
+        """The ref of a call's result, once it is there."""
+        while True:
+            try:
+                return await finished_ref(handle.remote(*args, **kwargs))
+            except Exception as error:
+                if not self._wait_when_full or problem_of(error).code != "queue_full":
+                    raise
+                await asyncio.sleep(FULL_QUEUE_PAUSE_S)
+
+    def _num_bytes(self, sample: RolloutSample) -> int:
+        return sample_bytes(sample.group, self._card)
+
+    def _fail_rest(self, group: RolloutGroup, problem: Problem) -> None:
+        for sample in group.samples:
+            sample.fail(problem)
+
+
+def sample_bytes(group: RolloutGroup, card: ModelCard) -> int:
+    """Bytes in the object store of one sample of the group, known from the geometry beforehand."""
+    media = media_bytes(group.request, card) if group.request.media else 0
+    return trajectory_bytes(group.request, card) + media
+
+
+def _out_of_time(group: RolloutGroup) -> Problem:
+    return Problem(
+        code="deadline_exceeded",
+        field="deadline_s",
+        value=group.request.deadline_s,
+        rule="the group was not done in time",
+        remedy="allow more time, ask for fewer steps or samples, or add replicas of the slowest stage",
+    )
+
+
+def _cancelled() -> Problem:
+    return Problem(code="cancelled", rule="the group was cancelled by its caller", remedy="submit it again")

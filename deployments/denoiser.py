@@ -1,0 +1,151 @@
+"""Deployment of the denoising stage: one sample's order in, its trajectory table out.
+
+The engine has a thread of its own; calls only hand it samples and wait. A cancelled call drops its sample between two
+steps and keeps its slot until then, so that Serve never believes the device free while it is not. Health is the
+engine's heartbeat.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import defaultdict
+from typing import Any
+from uuid import uuid4
+from weakref import WeakValueDictionary
+
+import pyarrow as pa
+import torch
+from ray.serve.handle import DeploymentHandle
+
+from configs.settings import AppConfig
+from deployments.lease_board import Progress
+from pipeline.checkpoint import load, read_card
+from pipeline.conditioning import Conditioning, read
+from pipeline.engine import Engine
+from pipeline.profile import profile_of
+from pipeline.record import to_table
+from pipeline.sample import Job
+from pipeline.velocity import VelocityModel
+from pipeline.warm_up import check_batch_invariance, warm_up
+from schemas.checks import check
+from schemas.order import SampleOrder
+
+logger = logging.getLogger("ray.serve")
+
+PULSE_DEADLINE_S = 5.0
+"""How long a pulse to the lease board may take before it is given up and tried again."""
+
+BASE_POLICY_VERSION = 0
+"""The version of the checkpoint's own weights."""
+
+
+class Denoiser:
+    """The transformer on one device, and the engine that samples from it."""
+
+    def __init__(self, config: AppConfig, board: DeploymentHandle) -> None:
+        settings = config.denoiser
+        if settings.num_threads is not None:
+            torch.set_num_threads(settings.num_threads)
+        self.card = read_card(config.model, config.limits, config.defaults)
+        transformer = load(
+            config.model,
+            "transformer",
+            dtype=settings.dtype,
+            device=settings.device,
+            low_memory=settings.low_memory,
+        )
+        if settings.attention_backend is not None:
+            transformer.set_attention_backend(settings.attention_backend)
+        self.model = VelocityModel(transformer)
+        self.profile = profile_of(transformer)
+        self.engine = Engine(self.model, self.card, row_buckets=settings.row_buckets)
+        self.replica_id = uuid4().hex
+        self._stall_timeout_s = settings.stall_timeout_s
+        self._lease_s, self._pulse_s = config.client.lease_s, config.client.pulse_s
+        self._board = board
+        self._conditionings: WeakValueDictionary[str, Conditioning] = WeakValueDictionary()
+        self._stopping = threading.Event()
+        warm_up(self.model, self.card, settings.row_buckets)
+        if config.batch_invariant:
+            check_batch_invariance(self.model, self.card, settings.row_buckets[0])
+        for target in (self.engine.run, self._pulse):
+            threading.Thread(target=target, name=target.__qualname__, daemon=True).start()
+
+    async def __call__(self, conditioning: pa.Table, order: dict[str, Any], num_rows: int = 1) -> pa.Table:
+        """Sample one trajectory. ``order`` is a SampleOrder; ``num_rows`` is there for the router.
+
+        Raises ValueError for an order that cannot be sampled, TimeoutError when its time is up, RuntimeError when the
+        sample failed; the text is a Problem.
+        """
+        sample_order = SampleOrder.model_validate(order)
+        check(sample_order.request, self.card)
+        job = Job(
+            sample_id=sample_order.sample_id,
+            request=sample_order.request,
+            sample_index=sample_order.sample_index,
+            conditioning=self._on_device(conditioning),
+            attempt=sample_order.attempt,
+            lease_id=sample_order.lease_id,
+            expires_at=time.monotonic() + sample_order.seconds_left,
+        )
+        self.engine.extend_lease(sample_order.lease_id, self._lease_s)
+        finished = asyncio.wrap_future(await asyncio.to_thread(self.engine.submit, job))
+        try:
+            result = await asyncio.shield(finished)
+        except asyncio.CancelledError:
+            self.engine.cancel(job.sample_id)
+            await asyncio.wait([finished])
+            raise
+        return await asyncio.to_thread(
+            to_table,
+            result,
+            card=self.card,
+            profile=self.profile,
+            policy_version=BASE_POLICY_VERSION,
+            timings={"encode_s": sample_order.encode_s},
+        )
+
+    async def status(self) -> dict[str, Any]:
+        """What this replica holds, for people and tests."""
+        return {
+            "replica_id": self.replica_id,
+            "progress": {job.sample_id: (done, steps) for job, done, steps in self.engine.progress()},
+            "execution_profile": self.profile.as_dict(),
+        }
+
+    def check_health(self) -> None:
+        """Called by Serve; raises when the engine's thread has not come round for too long."""
+        silent_s = time.monotonic() - self.engine.last_beat
+        if silent_s > self._stall_timeout_s:
+            raise RuntimeError(
+                f"the engine has not finished a step for {silent_s:.0f} s (denoiser.stall_timeout_s is "
+                f"{self._stall_timeout_s:.0f}); the replica is replaced"
+            )
+
+    def __del__(self) -> None:
+        """Called by Serve when the replica is taken down, after its calls have drained."""
+        self._stopping.set()
+        self.engine.stop()
+
+    def _on_device(self, table: pa.Table) -> Conditioning:
+        """A group's conditioning is moved to the device once and kept while one of its samples needs it."""
+        conditioning = read(table, self.model.device)
+        return self._conditionings.setdefault(conditioning.digest, conditioning)
+
+    def _pulse(self) -> None:
+        """Exchange progress for leases, until the replica stops. Without an answer, samples live on."""
+        while not self._stopping.wait(self._pulse_s):
+            held: dict[str, Progress] = defaultdict(dict)
+            for job, steps_done, num_steps in self.engine.progress():
+                if job.lease_id is not None:
+                    held[job.lease_id][job.sample_id] = (steps_done, num_steps)
+            try:
+                left = self._board.pulse.remote(self.replica_id, dict(held)).result(
+                    timeout_s=PULSE_DEADLINE_S
+                )
+            except Exception as error:
+                logger.warning("the lease board did not answer (%s); leases are taken to stand", error)
+                left = dict.fromkeys(held, self._lease_s)
+            for lease_id, seconds in left.items():
+                self.engine.extend_lease(lease_id, seconds)

@@ -1,0 +1,56 @@
+"""What the transformer attends to: a prompt's contexts, as tensors on the denoiser's device."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from pipeline.tensors import frozen
+from schemas.arrow import Array
+from schemas.conditioning import read_conditioning
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """One prompt after the connectors. T text tokens."""
+
+    video: Tensor
+    """Context of the video branch, [T, D_video]."""
+    audio: Tensor
+    """Context of the audio branch, [T, D_audio]."""
+    mask: Tensor
+    """1 where a token is attended to, int64 [T]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
+class Conditioning:
+    """The contexts of one prompt, shared by its whole group."""
+
+    positive: Context
+    negative: Context | None
+    """Context of the negative prompt; None where guidance needs none."""
+    digest: str
+    """Hash of the contexts' bytes, as stamped by the text encoder."""
+
+
+def read(table: pa.Table, device: torch.device) -> Conditioning:
+    """The tensors of a conditioning table: zero-copy on the CPU, moved once elsewhere."""
+    view = read_conditioning(table)
+
+    def context(video: Array, audio: Array, mask: Array) -> Context:
+        return Context(
+            video=frozen(video, view.torch_dtype).to(device),
+            audio=frozen(audio, view.torch_dtype).to(device),
+            mask=frozen(mask).to(device, torch.int64),
+        )
+
+    negative = None
+    if view.negative_video_context is not None:
+        assert view.negative_audio_context is not None and view.negative_text_mask is not None
+        negative = context(view.negative_video_context, view.negative_audio_context, view.negative_text_mask)
+    return Conditioning(
+        positive=context(view.video_context, view.audio_context, view.text_mask),
+        negative=negative,
+        digest=view.manifest["digest"],
+    )

@@ -1,0 +1,52 @@
+"""Between read-only arrays and torch: two ways to read a stored array, chosen by name.
+
+Ray maps its object store writable, so a plain ``torch.from_numpy(view).mul_(2)`` would silently change the object for
+every other reader. ``frozen`` shares the memory and refuses in-place ops; ``owned`` copies, and is what replay and
+training use.
+"""
+
+import warnings
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def frozen(array: NDArray[np.generic], torch_dtype: str | None = None) -> Tensor:
+    """A zero-copy tensor over ``array``, whose in-place ops raise RuntimeError outside ``torch.inference_mode``.
+
+    ``torch_dtype="bfloat16"`` reinterprets uint16 bits. Inside ``inference_mode`` an in-place op still writes through
+    to the shared memory: do not use one there.
+    """
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        tensor = torch.from_numpy(array)
+        return tensor.view(dtype_of(torch_dtype)) if torch_dtype else tensor
+
+
+def owned(
+    array: NDArray[np.generic], device: str | torch.device = "cpu", torch_dtype: str | None = None
+) -> Tensor:
+    """A copy of ``array`` on ``device`` that shares nothing with it and may be written and differentiated."""
+    tensor = torch.from_numpy(np.array(array, copy=True))
+    return (tensor.view(dtype_of(torch_dtype)) if torch_dtype else tensor).to(device)
+
+
+def to_numpy(tensor: Tensor) -> NDArray[np.generic]:
+    """The tensor's bits on the host, contiguous; bfloat16 as uint16, since numpy has no such type."""
+    host = tensor.detach().cpu().contiguous()
+    return (host.view(torch.uint16) if host.dtype == torch.bfloat16 else host).numpy()
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The torch dtype called ``name``, such as ``"bfloat16"``. Raises ValueError for a name that is not a dtype's."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"dtype must name a torch dtype such as float32 or bfloat16, got {name!r}")
+    return dtype
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The dtype's name without the ``torch.`` prefix."""
+    return str(dtype).removeprefix("torch.")
