@@ -28,6 +28,7 @@ from pipeline.record import to_table
 from pipeline.sample import Job
 from pipeline.velocity import VelocityModel
 from pipeline.warm_up import check_batch_invariance, warm_up
+from schemas.arrow import manifest_of
 from schemas.checks import check
 from schemas.order import SampleOrder
 
@@ -90,10 +91,11 @@ class Denoiser:
             expires_at=time.monotonic() + sample_order.seconds_left,
         )
         self.engine.extend_lease(sample_order.lease_id, self._lease_s)
-        finished = asyncio.wrap_future(await asyncio.to_thread(self.engine.submit, job))
+        submitted = asyncio.ensure_future(asyncio.to_thread(self.engine.submit, job))
         try:
-            result = await asyncio.shield(finished)
+            result = await asyncio.shield(asyncio.wrap_future(await asyncio.shield(submitted)))
         except asyncio.CancelledError:
+            finished = asyncio.wrap_future(await submitted)
             self.engine.cancel(job.sample_id)
             await asyncio.wait([finished])
             raise
@@ -130,8 +132,11 @@ class Denoiser:
 
     def _on_device(self, table: pa.Table) -> Conditioning:
         """A group's conditioning is moved to the device once and kept while one of its samples needs it."""
-        conditioning = read(table, self.model.device)
-        return self._conditionings.setdefault(conditioning.digest, conditioning)
+        digest = manifest_of(table)["digest"]
+        conditioning = self._conditionings.get(digest)
+        if conditioning is None:
+            conditioning = self._conditionings[digest] = read(table, self.model.device)
+        return conditioning
 
     def _pulse(self) -> None:
         """Exchange progress for leases, until the replica stops. Without an answer, samples live on."""
