@@ -49,10 +49,10 @@ class Finished:
 class Entry:
     """A job in the engine, from submission to its result."""
 
-    def __init__(self, job: Job, sample: Sample) -> None:
+    def __init__(self, job: Job, sample: Sample, submitted_at: float) -> None:
         self.job, self.sample = job, sample
         self.future: Future[Finished] = Future()
-        self.submitted_at = time.monotonic()
+        self.submitted_at = submitted_at
         self.started_at: float | None = None
         self.batch_key = (sample.geometry, sample.plan)
         self.num_rows = sample.plan.num_rows
@@ -85,9 +85,10 @@ class Engine:
     def submit(self, job: Job) -> Future[Finished]:
         """Queue a job; its future gets a Finished, or a builtin exception whose text is a Problem.
 
+        Cancelling the future drops the sample, as ``cancel`` does.
         The initial noise is drawn here, on the caller's thread.
         """
-        entry = Entry(job, Sample(job, self.card, self.model.device))
+        entry = Entry(job, Sample(job, self.card, self.model.device), self._clock())
         with self._wake:
             if self._stopping:
                 raise RuntimeError(
@@ -226,14 +227,13 @@ class Engine:
             if problem is not None:
                 self._fail(entry, problem.exception())
                 continue
-            self._remove(entry)
-            entry.future.set_result(
-                Finished(
-                    sample=sample,
-                    wait_s=entry.started_at - entry.submitted_at,
-                    denoise_s=now - entry.started_at,
-                )
+            finished = Finished(
+                sample=sample,
+                wait_s=entry.started_at - entry.submitted_at,
+                denoise_s=now - entry.started_at,
             )
+            if self._let_go(entry):
+                entry.future.set_result(finished)
 
     def _drop(self) -> None:
         """Let go of samples that were cancelled, whose deadline has passed or whose lease has run out."""
@@ -246,24 +246,26 @@ class Engine:
             leases = dict(self._leases)
         for entry in held:
             job = entry.job
-            if job.sample_id in cancelled:
-                self._remove(entry)
+            if job.sample_id in cancelled or entry.future.cancelled():
                 entry.future.cancel()
+                self._let_go(entry)
             elif now > job.expires_at:
                 self._fail(entry, _expired(entry).exception())
             elif job.lease_id is not None and now > leases.get(job.lease_id, now):
                 self._fail(entry, _lease_ran_out(entry).exception())
 
     def _fail(self, entry: Entry, error: Exception) -> None:
-        self._remove(entry)
-        entry.future.set_exception(error if Problem.of(error) else _failure(entry, error).exception())
+        if self._let_go(entry):
+            entry.future.set_exception(error if Problem.of(error) else _failure(entry, error).exception())
 
-    def _remove(self, entry: Entry) -> None:
+    def _let_go(self, entry: Entry) -> bool:
+        """Hold the sample no longer; whether its future still wants an outcome, which it does until it is cancelled."""
         with self._wake:
             if entry in self._active:
                 self._active.remove(entry)
             else:
                 self._waiting.remove(entry)
+        return entry.future.set_running_or_notify_cancel()
 
     def _give_up_all(self, rule: str, remedy: str) -> None:
         for entry in [*self._active, *self._waiting]:

@@ -42,11 +42,17 @@ def log_probs(
     """Score the stored moves of ``steps`` (default: every stochastic step).
 
     Raises ValueError for a step whose two states were not kept or that moved by ode, for another schema version, for
-    a mode that has no log-probs, and for an execution profile that this process does not run under.
+    a mode that has no log-probs, for an execution profile that this process does not run under, and for a guided
+    rollout's conditioning without its negative prompt.
     """
     manifest = trajectory.manifest
     _check(transformer, manifest)
     request = ResolvedRequest.model_validate(manifest["request"])
+    if request.mode != "rollout":
+        raise ValueError(
+            f"mode of the trajectory must be 'rollout', got {request.mode!r}, which moves by ode and has no log-probs; "
+            "sample it again in mode rollout"
+        )
     stochastic = sorted({*request.stochastic_steps.video, *request.stochastic_steps.audio})
     model = VelocityModel(transformer)
     geometry = Geometry(**manifest["geometry"])
@@ -69,13 +75,19 @@ def _score(
     state, moved = (_state(trajectory, at, device) for at in (step, step + 1))
     plan = plan_of(request)
     places = manifest["places"][step]
-    contexts = {"positive": conditioning.positive, "negative": conditioning.negative}
+    contexts = {"positive": conditioning.positive}
+    if plan.negative:
+        if conditioning.negative is None:
+            raise ValueError(
+                "the rollout was guided, so its conditioning must hold the negative prompt's contexts, and does not; "
+                "replay it with the one that it was sampled with"
+            )
+        contexts["negative"] = conditioning.negative
     velocities = {
         name: _velocity(
             model, Row(latents=state, sigma=sigmas[step], context=context), geometry, places[name]
         )
         for name, context in contexts.items()
-        if context is not None
     }
     scored: dict[Modality, Tensor | None] = {}
     for modality in MODALITIES:

@@ -14,15 +14,18 @@ from torch import Tensor
 
 
 def frozen(array: NDArray[np.generic], torch_dtype: str | None = None) -> Tensor:
-    """A zero-copy tensor over ``array``, whose in-place ops raise RuntimeError outside ``torch.inference_mode``.
+    """A zero-copy tensor over ``array`` to read from: an op that would write to it or to a view of it raises
+    RuntimeError before it does, in every gradient mode.
 
-    ``torch_dtype="bfloat16"`` reinterprets uint16 bits. Inside ``inference_mode`` an in-place op still writes through
-    to the shared memory: do not use one there.
+    ``torch_dtype="bfloat16"`` reinterprets uint16 bits. What asks for writable memory raises too, whether it would write
+    or not: ``numpy()``, ``data_ptr()``, pickling, ``torch.compile``, a few kernels on the CPU. ``clone()`` it there.
     """
-    with torch.inference_mode(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         tensor = torch.from_numpy(array)
-        return tensor.view(dtype_of(torch_dtype)) if torch_dtype else tensor
+    # An inference tensor would be no protection: torch refuses an in-place op on one only after it has written.
+    torch._C._set_throw_on_mutable_data_ptr(tensor)
+    return tensor.view(dtype_of(torch_dtype)) if torch_dtype else tensor
 
 
 def owned(
