@@ -10,9 +10,10 @@ the bytes in flight within bounds. Made in the trainer's own process or actor; r
 """
 
 import asyncio
+import contextvars
 import logging
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from concurrent.futures import as_completed as futures_as_completed
 from contextlib import nullcontext
@@ -89,7 +90,11 @@ class RolloutClient:
                 f"a sample fits in the client's max_bytes_in_flight of {self._settings.max_bytes_in_flight}",
                 "raise client.max_bytes_in_flight, keep fewer states, or leave media out",
             ).exception()
-        self._loop.call_soon_threadsafe(self._start, group)
+        if self._loop.is_closed():
+            raise RuntimeError("the client is closed and takes no further requests; make another")
+        # In a context of its own: inside a replica, Serve would take the group's calls for parts of the request that is
+        # being answered there, and give them all its id.
+        self._loop.call_soon_threadsafe(self._start, group, context=contextvars.Context())
         return group
 
     def gather(
@@ -127,16 +132,8 @@ class RolloutClient:
     def collect(self, groups: Iterable[RolloutGroup]) -> None:
         """Say that somebody waits for these groups: their samples count as handed over as soon as they are done."""
 
-        def hand_over(group: RolloutGroup) -> None:
-            if group.collecting.is_set():
-                return
-            group.collecting.set()
-            for sample in group.samples:
-                self._conductor.handed_over(sample)
-            self._conductor.budget.review()
-
         for group in groups:
-            self._loop.call_soon_threadsafe(hand_over, group)
+            self._soon(self._hand_over, group)
 
     def close(self) -> None:
         """Cancel what is not done, give the lease up and end the background thread. Refs already held stay good."""
@@ -148,6 +145,8 @@ class RolloutClient:
             logger.warning("closing the client: %s; the lease ends by itself", error)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_DEADLINE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -164,11 +163,22 @@ class RolloutClient:
 
     def _cancel(self, group: RolloutGroup) -> None:
         def cancel() -> None:
+            self._hand_over(group)
             task = self._tasks.get(group)
             if task is not None:
-                task.cancel()
+                # In the next turn: a task that is cancelled before its first step never runs, and settles nothing.
+                self._loop.call_soon(task.cancel)
 
-        self._loop.call_soon_threadsafe(cancel)
+        self._soon(cancel)
+
+    def _hand_over(self, group: RolloutGroup) -> None:
+        """From now on the group's samples do not count as waiting to be collected."""
+        if group.collecting.is_set():
+            return
+        group.collecting.set()
+        for sample in group.samples:
+            self._conductor.handed_over(sample)
+        self._conductor.budget.review()
 
     async def _renew(self) -> None:
         """Keep the lease and learn the samples' progress, until the client is closed."""
@@ -193,6 +203,11 @@ class RolloutClient:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await self._board.release.remote(self.lease_id)
+
+    def _soon(self, work: Callable[..., object], *args: object) -> None:
+        """Run ``work`` on the background loop; not once the client is closed, when every group has settled."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(work, *args)
 
     def _await(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -22,7 +22,7 @@ from configs.settings import AppConfig
 from deployments.lease_board import Progress
 from pipeline.checkpoint import load, read_card
 from pipeline.conditioning import Conditioning, read
-from pipeline.engine import Engine
+from pipeline.engine import Engine, Finished
 from pipeline.profile import profile_of
 from pipeline.record import to_table
 from pipeline.sample import Job
@@ -91,14 +91,7 @@ class Denoiser:
             expires_at=time.monotonic() + sample_order.seconds_left,
         )
         self.engine.extend_lease(sample_order.lease_id, self._lease_s)
-        submitted = asyncio.ensure_future(asyncio.to_thread(self.engine.submit, job))
-        try:
-            result = await asyncio.shield(asyncio.wrap_future(await asyncio.shield(submitted)))
-        except asyncio.CancelledError:
-            finished = asyncio.wrap_future(await submitted)
-            self.engine.cancel(job.sample_id)
-            await asyncio.wait([finished])
-            raise
+        result = await self._sampled(job)
         return await asyncio.to_thread(
             to_table,
             result,
@@ -129,6 +122,19 @@ class Denoiser:
         """Called by Serve when the replica is taken down, after its calls have drained."""
         self._stopping.set()
         self.engine.stop()
+
+    async def _sampled(self, job: Job) -> Finished:
+        """The engine's result. When the call is cancelled, the job has left the engine by the time this ends."""
+        handing_in = asyncio.ensure_future(asyncio.to_thread(self.engine.submit, job))
+        try:
+            finished = asyncio.wrap_future(await asyncio.shield(handing_in))
+            return await asyncio.shield(finished)
+        except asyncio.CancelledError:
+            # Only what the engine holds can be cancelled there.
+            await asyncio.wait([handing_in])
+            self.engine.cancel(job.sample_id)
+            await asyncio.wait([asyncio.wrap_future(handing_in.result())])
+            raise
 
     def _on_device(self, table: pa.Table) -> Conditioning:
         """A group's conditioning is moved to the device once and kept while one of its samples needs it."""

@@ -11,6 +11,9 @@ The process that makes a call owns its result, so the graph is run by whoever ne
 with which limits is said in `serve_config.yaml`; what the model does, in `configs/`.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
@@ -18,25 +21,43 @@ from ray.serve.config import RequestRouterConfig
 from configs.settings import AppConfig
 from deployments.av_decoder import AVDecoder
 from deployments.denoiser import Denoiser
-from deployments.ingress import Ingress, http
+from deployments.ingress import Ingress
 from deployments.lease_board import LeaseBoard
 from deployments.router import FewestRowsRouter
 from deployments.text_encoder import TextEncoder
 
 
 def build_app(args: AppConfig) -> Application:
-    """The graph of `args`; the entry point that `serve_config.yaml` names."""
+    """The graph of ``args``; the entry point that ``serve_config.yaml`` names."""
+    return bind(args)
+
+
+def bind(
+    args: AppConfig,
+    *,
+    text_encoder: type = TextEncoder,
+    denoiser: type = Denoiser,
+    av_decoder: type = AVDecoder,
+    lease_board: type = LeaseBoard,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Application:
+    """The graph with other classes in a stage's place, and ``serve.deployment`` options by deployment name."""
     spread = RequestRouterConfig(
         request_router_class=FewestRowsRouter,
         initial_backoff_s=0.005,
         backoff_multiplier=1.5,
         max_backoff_s=0.05,
     )
+
+    def deployment(cls: type, name: str, **own: Any) -> Any:
+        return serve.deployment(name=name, **own, **(options or {}).get(name, {}))(cls)
+
     # Every client and denoiser calls the board twice a second: not a line of log each.
-    board = serve.deployment(logging_config={"enable_access_log": False})(LeaseBoard).bind(
+    board = deployment(lease_board, "LeaseBoard", logging_config={"enable_access_log": False}).bind(
         args.client.lease_s
     )
-    encoder = serve.deployment(TextEncoder).bind(args)
-    denoiser = serve.deployment(request_router_config=spread)(Denoiser).bind(args, board)
-    decoder = serve.deployment(AVDecoder).bind(args)
-    return serve.deployment(serve.ingress(http)(Ingress)).bind(args, encoder, denoiser, decoder, board)
+    encoder = deployment(text_encoder, "TextEncoder").bind(args)
+    sampler = deployment(denoiser, "Denoiser", request_router_config=spread).bind(args, board)
+    decoder = deployment(av_decoder, "AVDecoder").bind(args)
+    front = deployment(serve.ingress()(Ingress), "Ingress")
+    return front.bind(args, encoder, sampler, decoder, board)

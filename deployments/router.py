@@ -8,36 +8,44 @@ Ray ships this module by value into every process that calls the denoiser, so it
 only.
 """
 
+import asyncio
 import random
 from collections import defaultdict, deque
 
-from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 NUM_ROWS_ARGUMENT = "num_rows"
 """Keyword argument of a call that says how many rows of a forward pass it takes; 1 where it is not given."""
 
 
-class FewestRowsRouter(RequestRouter):
-    """Chooses by rows that this process has outstanding at a replica, plus calls that other processes have there."""
+class FewestRowsRouter(FIFOMixin, RequestRouter):
+    """Chooses by rows that this process has outstanding at a replica, plus calls that other processes have there.
+
+    FIFO, because calls that were made on behalf of one request share its id, by which Serve would otherwise look them up:
+    all but one would never be sent.
+    """
 
     def initialize_state(self, **_: object) -> None:
         """Called once by Serve, before any request."""
         self._rows: dict[ReplicaID, int] = defaultdict(int)
         self._calls: dict[tuple[ReplicaID, str], deque[int]] = defaultdict(deque)
         self._chosen: dict[object, tuple[ReplicaID, str]] = {}
-        self._foreign: dict[ReplicaID, int] = defaultdict(int)
+        self._foreign: dict[ReplicaID, int] = {}
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The one replica with the fewest rows outstanding, ties broken at random."""
+        """The one replica with the fewest rows outstanding, ties broken at random; a full one only if all are."""
         if pending_request is not None:
+            # Without it, Serve asks again and again without a pause while the chosen replica is full.
+            pending_request.routing_context.should_backoff = True
             self._withdraw(pending_request.future)
-        if not candidate_replicas:
+        candidates = self.select_available_replicas(candidate_replicas) or candidate_replicas
+        if not candidates:
             return []
-        best = min(candidate_replicas, key=lambda replica: (self._load(replica.replica_id), random.random()))
-        if pending_request is not None:
-            self._count(best.replica_id, pending_request)
+        best = min(candidates, key=lambda replica: (self._load(replica.replica_id), random.random()))
+        if pending_request is not None and not pending_request.future.done():
+            self._choose(best.replica_id, pending_request)
         return [[best]]
 
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
@@ -52,22 +60,26 @@ class FewestRowsRouter(RequestRouter):
         self._discount(replica_id, internal_request_id)
 
     def _load(self, replica_id: ReplicaID) -> int:
-        return self._rows[replica_id] + self._foreign[replica_id]
+        return self._rows.get(replica_id, 0) + self._foreign.get(replica_id, 0)
 
-    def _count(self, replica_id: ReplicaID, pending: PendingRequest) -> None:
+    def _choose(self, replica_id: ReplicaID, pending: PendingRequest) -> None:
         """Count the call at its replica now; a call that is cancelled before it is sent is taken back."""
-        rows = int(pending.kwargs.get(NUM_ROWS_ARGUMENT, 1))
         call = (replica_id, pending.metadata.internal_request_id)
-        self._rows[replica_id] += rows
-        self._calls[call].append(rows)
+        self._count(*call, int(pending.kwargs.get(NUM_ROWS_ARGUMENT, 1)))
         self._chosen[pending.future] = call
+        # Once, however often the call is chosen for.
+        pending.future.remove_done_callback(self._sent_or_cancelled)
         pending.future.add_done_callback(self._sent_or_cancelled)
 
-    def _sent_or_cancelled(self, future: object) -> None:
-        if future.cancelled():  # type: ignore[attr-defined]
+    def _sent_or_cancelled(self, future: asyncio.Future[RunningReplica]) -> None:
+        if future.cancelled():
             self._withdraw(future)
-        else:
-            self._chosen.pop(future, None)
+            return
+        chosen = self._chosen.pop(future, None)
+        sent_to = future.result().replica_id
+        if chosen is not None and chosen[0] != sent_to:
+            # The replica that was chosen for one call goes to the call that waits longest.
+            self._count(sent_to, chosen[1], self._discount(*chosen))
 
     def _withdraw(self, future: object) -> None:
         """Forget a choice that did not lead to a call."""
@@ -75,12 +87,21 @@ class FewestRowsRouter(RequestRouter):
         if call is not None:
             self._discount(*call)
 
-    def _discount(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+    def _count(self, replica_id: ReplicaID, internal_request_id: str, num_rows: int) -> None:
+        self._rows[replica_id] += num_rows
+        self._calls[replica_id, internal_request_id].append(num_rows)
+
+    def _discount(self, replica_id: ReplicaID, internal_request_id: str) -> int:
+        """Take one call's rows off its replica; returns how many, 0 for a call that was not counted."""
         calls = self._calls.get((replica_id, internal_request_id))
         if not calls:
-            return
-        self._rows[replica_id] -= calls.popleft()
+            return 0
+        num_rows = calls.popleft()
+        self._rows[replica_id] -= num_rows
         if not calls:
             del self._calls[replica_id, internal_request_id]
-            if self._rows[replica_id] == 0:
-                del self._rows[replica_id]
+        if self._rows[replica_id] == 0:
+            # Only our own calls tell of the others': what was last seen there is not known any more.
+            del self._rows[replica_id]
+            self._foreign.pop(replica_id, None)
+        return num_rows

@@ -1,0 +1,69 @@
+"""How tests run an app on the cluster, and reach it."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from ray import serve
+from ray.serve import Application
+
+from deployments.client import RolloutClient
+
+NUM_DENOISERS = 4
+ROOM_OF_PLAIN = {"max_ongoing_requests": 9, "max_queued_requests": 2}
+"""Calls that the denoiser of `plain` takes, and those that wait for it."""
+READY_S = 240.0
+"""Longest wait for anything that is bound to happen, on a busy machine."""
+
+
+class App:
+    """A running app, as tests reach it."""
+
+    def __init__(self, name: str, port: int) -> None:
+        self.name = name
+        self.url = f"http://127.0.0.1:{port}/{name}"
+
+    def client(self, **options: Any) -> RolloutClient:
+        return RolloutClient.connect(self.name, **options)
+
+    def http(self, timeout_s: float = READY_S) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=timeout_s)
+
+    def ask(self, deployment: str, method: str = "status") -> list[Any]:
+        """What every replica of a deployment answers."""
+        answers = serve.get_deployment_handle(deployment, self.name).broadcast(method).results()
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    def held(self) -> dict[str, tuple[int, int]]:
+        """Steps done and in all of every sample that the denoisers hold, by sample id."""
+        return {key: steps for status in self.ask("Denoiser") for key, steps in status["progress"].items()}
+
+    def idle(self) -> None:
+        """Wait until the denoisers hold nothing and all of them are there."""
+        until(lambda: [status["progress"] for status in self.ask("Denoiser")] == [{}] * self.num_denoisers())
+
+    def num_denoisers(self) -> int:
+        deployments = serve.status().applications[self.name].deployments
+        return sum(deployments["Denoiser"].replica_states.values())
+
+
+@contextmanager
+def deployed(name: str, app: Application, port: int) -> Iterator[App]:
+    """Run an app under its own name and route until the block ends."""
+    serve.run(app, name=name, route_prefix=f"/{name}")
+    try:
+        yield App(name, port)
+    finally:
+        serve.delete(name)
+
+
+def until(holds: Callable[[], Any], timeout_s: float = READY_S) -> Any:
+    """What ``holds`` returned once it was true; raises TimeoutError when it never is."""
+    end = time.monotonic() + timeout_s
+    while not (found := holds()):
+        if time.monotonic() > end:
+            raise TimeoutError("it did not come to pass")
+        time.sleep(0.02)
+    return found

@@ -1,0 +1,95 @@
+"""One local Ray cluster with Serve's HTTP proxy for all tests of this folder, and apps that several of them share.
+
+Every port is found free and every file lies in a folder of the cluster's own, so that clusters on one machine do not
+meet. A process of a replica takes seconds to import what it needs, so apps are few.
+"""
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+import variants
+from apps import NUM_DENOISERS, ROOM_OF_PLAIN, App, deployed
+from ray import serve
+
+from configs.settings import AppConfig
+from deployments.graph import bind
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def port() -> Iterator[int]:
+    """The cluster's HTTP port on 127.0.0.1; the cluster lives as long as this fixture."""
+    os.environ |= {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # For the workers: the project, and the variants that tests bind.
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+    }
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        http_port = free.getsockname()[1]
+    # Short, since the paths of Unix sockets are.
+    folder = tempfile.mkdtemp(prefix="ltx", dir="/tmp")
+    ray.init(
+        address="local",
+        num_cpus=32,  # slots, not cores: most of what runs here waits
+        object_store_memory=2**30,
+        include_dashboard=False,
+        log_to_driver=False,
+        _temp_dir=folder,
+    )
+    serve.start(http_options={"host": "127.0.0.1", "port": http_port})
+    try:
+        yield http_port
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def plain(port: int) -> Iterator[App]:
+    """One replica of each stage with the tiny preset's batching, little room, and narrow HTTP limits."""
+    config = AppConfig(http={"max_rollouts": 3, "max_num_samples": 8, "max_body_bytes": 20_000})
+    app = bind(
+        config,
+        text_encoder=variants.SlowableTextEncoder,
+        denoiser=variants.TellingDenoiser,
+        av_decoder=variants.SlowableDecoder,
+        options={"Denoiser": ROOM_OF_PLAIN},
+    )
+    with deployed("plain", app, port) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def four(port: int) -> Iterator[App]:
+    """Four slow denoisers that hold one row each, whose bits do not depend on who else is there."""
+    config = AppConfig(
+        batch_invariant=True,
+        denoiser={"row_buckets": [1]},
+        client={"lease_s": 4.0, "pulse_s": 0.25},
+    )
+    app = bind(
+        config,
+        text_encoder=variants.SlowableTextEncoder,
+        denoiser=variants.SlowDenoiser,
+        av_decoder=variants.SlowableDecoder,
+        lease_board=variants.TellingLeaseBoard,
+        options={
+            "Denoiser": {
+                "num_replicas": NUM_DENOISERS,
+                "max_ongoing_requests": 16,
+                "ray_actor_options": {"num_cpus": 1},
+            }
+        },
+    )
+    with deployed("four", app, port) as running:
+        yield running
