@@ -4,13 +4,13 @@ Log-probs of a replay equal a rollout's bit for bit under an equal profile. It i
 a trainer can set the same or refuse.
 """
 
-import os
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 
 import torch
 from diffusers import LTX2VideoTransformer3DModel
+from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 
 from pipeline.tensors import name_of
 
@@ -70,7 +70,9 @@ def library_versions() -> dict[str, str]:
 
 
 def _attention_backend(transformer: LTX2VideoTransformer3DModel) -> str:
-    """The backend that the attention processors were set to, else the one that diffusers takes by default."""
+    """The backend that the attention processors were set to, else the one that diffusers takes in this process."""
     processor = next(iter(transformer.attn_processors.values()), None)
     backend = getattr(processor, "_attention_backend", None)
-    return str(getattr(backend, "value", backend) or os.environ.get("DIFFUSERS_ATTN_BACKEND", "native"))
+    if backend is None:
+        backend, _ = _AttentionBackendRegistry.get_active_backend()
+    return str(getattr(backend, "value", backend))

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from diffusers import LTX2VideoTransformer3DModel
+from diffusers.models.attention_dispatch import attention_backend
 from peft import LoraConfig
 
 from pipeline.checkpoint import load
@@ -54,10 +55,15 @@ def test_the_models_dtype_is_part_of_it() -> None:
     assert profile_of(load("tiny", "transformer", dtype="bfloat16")).dtype == "bfloat16"
 
 
-def test_an_attention_backend_that_was_set_is_part_of_it() -> None:
-    transformer = load("tiny", "transformer")
-    transformer.set_attention_backend("_native_math")
-    assert profile_of(transformer).attention_backend == "_native_math"
+def test_an_attention_backend_is_part_of_it_whether_set_on_the_model_or_for_the_process(
+    transformer: LTX2VideoTransformer3DModel,
+) -> None:
+    with attention_backend("_native_math"):
+        assert profile_of(transformer).attention_backend == "_native_math"
+    assert profile_of(transformer).attention_backend == "native"
+    other = load("tiny", "transformer")
+    other.set_attention_backend("_native_math")
+    assert profile_of(other).attention_backend == "_native_math"
 
 
 def test_a_live_adapter_is_part_of_it() -> None:

@@ -288,7 +288,8 @@ def test_another_number_of_threads_is_refused_with_both_numbers(
     num_threads = torch.get_num_threads()
     torch.set_num_threads(num_threads + 1)
     try:
-        with pytest.raises(ValueError, match=r"num_threads: here 2, rollout 1\).*torch\.set_num_threads"):
+        numbers = f"here {num_threads + 1}, rollout {num_threads}"
+        with pytest.raises(ValueError, match=rf"num_threads: {numbers}\).*torch\.set_num_threads"):
             log_probs(transformer, view, conditioning)
     finally:
         torch.set_num_threads(num_threads)
