@@ -184,10 +184,11 @@ class RolloutClient:
         """Keep the lease and learn the samples' progress, until the client is closed."""
         while True:
             try:
-                progress = await self._board.renew.remote(self.lease_id)
+                async with asyncio.timeout(self._settings.lease_s / 4):
+                    progress = await self._board.renew.remote(self.lease_id)
                 self._note(progress)
             except Exception as error:
-                logger.warning("the lease was not renewed (%s); trying again", error)
+                logger.warning("the lease was not renewed (%r); trying again", error)
             await asyncio.sleep(self._settings.pulse_s)
 
     def _note(self, progress: Mapping[str, tuple[int, int]]) -> None:

@@ -109,7 +109,7 @@ class Conductor:
                 self.budget.leave(num_bytes)
 
     async def _sample_and_decode(self, sample: RolloutSample, deadline: float, encode_s: float) -> None:
-        """Denoise, then decode; from the start again when a replica or its data is lost on the way."""
+        """Denoise, then decode; from the start again when the denoiser dies or data is lost on the way."""
         group = sample.group
         for attempt in range(1, self._settings.max_attempts + 1):
             sample.attempt = attempt
@@ -126,13 +126,7 @@ class Conductor:
 
     async def _encode(self, group: RolloutGroup) -> ray.ObjectRef:
         request = group.request
-        for attempt in range(1, self._settings.max_attempts + 1):
-            try:
-                return await self._call(self._handles.text_encoder, request.prompt, request.negative_prompt)
-            except Exception as error:
-                if not replica_died(error) or attempt == self._settings.max_attempts:
-                    raise
-        raise AssertionError("unreachable")
+        return await self._call_again(self._handles.text_encoder, request.prompt, request.negative_prompt)
 
     async def _denoise(self, sample: RolloutSample, deadline: float, encode_s: float) -> ray.ObjectRef:
         request = sample.group.request
@@ -153,7 +147,17 @@ class Conductor:
         )
 
     async def _decode(self, trajectory: ray.ObjectRef) -> ray.ObjectRef:
-        return await self._call(self._handles.av_decoder, trajectory)
+        return await self._call_again(self._handles.av_decoder, trajectory)
+
+    async def _call_again(self, handle: DeploymentHandle, *args: object) -> ray.ObjectRef:
+        """``_call``, made again when the replica dies under it, for calls that take no attempt's number."""
+        for _ in range(1, self._settings.max_attempts):
+            try:
+                return await self._call(handle, *args)
+            except Exception as error:
+                if not replica_died(error) or isinstance(error, ObjectLostError):
+                    raise
+        return await self._call(handle, *args)
 
     async def _call(self, handle: DeploymentHandle, *args: object, **kwargs: object) -> ray.ObjectRef:
         """The ref of a call's result, once it is there."""

@@ -34,9 +34,6 @@ from schemas.order import SampleOrder
 
 logger = logging.getLogger("ray.serve")
 
-PULSE_DEADLINE_S = 5.0
-"""How long a pulse to the lease board may take before it is given up and tried again."""
-
 BASE_POLICY_VERSION = 0
 """The version of the checkpoint's own weights."""
 
@@ -145,16 +142,18 @@ class Denoiser:
         return conditioning
 
     def _pulse(self) -> None:
-        """Exchange progress for leases, until the replica stops. Without an answer, samples live on."""
+        """Exchange progress for leases, until the replica stops. Without an answer, samples live on.
+
+        A pulse is given up well before a lease that stood at the last one runs out.
+        """
         while not self._stopping.wait(self._pulse_s):
             held: dict[str, Progress] = defaultdict(dict)
             for job, steps_done, num_steps in self.engine.progress():
                 if job.lease_id is not None:
                     held[job.lease_id][job.sample_id] = (steps_done, num_steps)
             try:
-                left = self._board.pulse.remote(self.replica_id, dict(held)).result(
-                    timeout_s=PULSE_DEADLINE_S
-                )
+                pulse = self._board.pulse.remote(self.replica_id, dict(held))
+                left = pulse.result(timeout_s=self._lease_s / 4)
             except Exception as error:
                 logger.warning("the lease board did not answer (%s); leases are taken to stand", error)
                 left = dict.fromkeys(held, self._lease_s)

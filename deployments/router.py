@@ -11,6 +11,7 @@ only.
 import asyncio
 import random
 from collections import defaultdict, deque
+from typing import Any
 
 from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
@@ -19,11 +20,7 @@ NUM_ROWS_ARGUMENT = "num_rows"
 
 
 class FewestRowsRouter(FIFOMixin, RequestRouter):
-    """Chooses by rows that this process has outstanding at a replica, plus calls that other processes have there.
-
-    FIFO, because calls that were made on behalf of one request share its id, by which Serve would otherwise look them up:
-    all but one would never be sent.
-    """
+    """Chooses by rows that this process has outstanding at a replica, plus calls that other processes have there."""
 
     def initialize_state(self, **_: object) -> None:
         """Called once by Serve, before any request."""
@@ -47,6 +44,13 @@ class FewestRowsRouter(FIFOMixin, RequestRouter):
         if pending_request is not None and not pending_request.future.done():
             self._choose(best.replica_id, pending_request)
         return [[best]]
+
+    def _get_pending_request_matching_metadata(self, request_metadata: Any = None) -> PendingRequest | None:
+        """The call that a replica was chosen for, by its id; where there is none, Serve takes the one that waits longest.
+
+        It must not be left at the id: calls on behalf of one request share its id, and all but one would never be sent.
+        """
+        return self._get_pending_request_matching_internal_request_id(request_metadata)
 
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
         """A replica said how many calls it holds, of all callers."""
@@ -78,7 +82,7 @@ class FewestRowsRouter(FIFOMixin, RequestRouter):
         chosen = self._chosen.pop(future, None)
         sent_to = future.result().replica_id
         if chosen is not None and chosen[0] != sent_to:
-            # The replica that was chosen for one call goes to the call that waits longest.
+            # Among calls that share an id, one may get the replica that was chosen for another.
             self._count(sent_to, chosen[1], self._discount(*chosen))
 
     def _withdraw(self, future: object) -> None:

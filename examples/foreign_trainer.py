@@ -9,6 +9,7 @@ RolloutClient in an actor of your own (collect_rollouts.py, own_configs/), which
 
 import argparse
 import json
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,17 +31,18 @@ def tensor(table: pa.Table, column: str) -> np.ndarray:
     Never write to it, nor to a torch tensor made of it: every other reader would see the change. bfloat16 comes as
     uint16, and the field's metadata says so: `torch.from_numpy(array.copy()).view(torch.bfloat16)`.
     """
-    array = table.column(column).chunk(0).to_numpy_ndarray()
+    array: np.ndarray = table.column(column).chunk(0).to_numpy_ndarray()
     array.flags.writeable = False
     return array
 
 
-def manifest_of(table: pa.Table) -> dict:
+def manifest_of(table: pa.Table) -> dict[str, Any]:
     """What else is known of the sample: seed, sigmas, policy version, log-probs of every step, ..."""
-    return json.loads(table.schema.metadata[b"manifest"])
+    manifest: dict[str, Any] = json.loads(table.schema.metadata[b"manifest"])
+    return manifest
 
 
-def log_prob(manifest: dict) -> float:
+def log_prob(manifest: dict[str, Any]) -> float:
     """Of a whole sample, both modalities: the means per element, weighed by how many elements there are."""
     video, audio = (
         np.nansum(np.array(manifest[f"log_probs_{modality}"], dtype=np.float64))

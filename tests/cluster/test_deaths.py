@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +17,9 @@ from schemas.trajectory import read_trajectory
 
 LEASE_S, PULSE_S = 4.0, 0.25
 """As the app `four` has them."""
+SLACK_S = 1.5
+"""Between something's happening and this process having asked about it, on a busy machine."""
+MIB = 2**20
 
 
 def kill(pid: int) -> None:
@@ -95,6 +97,7 @@ def test_the_decoder_dies_in_the_middle_of_a_call_and_the_sample_is_still_made(f
         kill(decoder["pid"])
         client.gather([group], timeout_s=240)
     assert four.ask("AVDecoder")[0]["pid"] != decoder["pid"]
+    assert attempts(group) == [1, 1], "what the denoiser had made is decoded"
     for before, after in zip(undisturbed.samples, group.samples, strict=True):
         one, other = ray.get(before.media), ray.get(after.media)
         assert one["video"].equals(other["video"]) and one["audio"].equals(other["audio"])
@@ -136,57 +139,49 @@ def stored_bytes() -> float:
 
 
 def test_a_trainer_dies_and_its_work_ends_within_its_lease(four: App) -> None:
-    kept = {
-        "prompt": "many states",
-        "num_samples": 8,
-        "height": 256,
-        "width": 256,
-        "num_inference_steps": 8,
-        "return_steps": "all",
-        "media": False,
-    }
+    large = {"height": 512, "width": 512, "num_frames": 41, "return_steps": "all"}
+    kept = {"prompt": "many states", "num_samples": 4, "num_inference_steps": 5, "media": False, **large}
     slow = {"prompt": "a long way", "num_samples": 8, "num_inference_steps": 100, "media": False}
-    four.idle()
     before = stored_bytes()
     trainer = Trainer.remote()
     pid = ray.get(trainer.start.remote("four", [kept, slow]))
     num_bytes = ray.get(trainer.gathered_bytes.remote(0))
-    assert num_bytes > 2**20
+    assert num_bytes > MIB
     until(lambda: len(four.held()) == 8)
     until(lambda: stored_bytes() >= before + num_bytes)
+
     kill(pid)
     died_at = time.monotonic()
-    until(lambda: not four.held(), timeout_s=LEASE_S + 2 * PULSE_S + 2.0)
-    until(
-        lambda: stored_bytes() < before + num_bytes / 2, timeout_s=max(1.0, died_at + 10 - time.monotonic())
-    )
-    # None of the slow ones ran to its end: that takes 10 s.
-    assert time.monotonic() - died_at < 10
+    until(lambda: not four.held())
+    assert time.monotonic() - died_at < LEASE_S + 2 * PULSE_S + SLACK_S
+    until(lambda: stored_bytes() < before + num_bytes / 2)
+    assert time.monotonic() - died_at < LEASE_S + 2 * PULSE_S + SLACK_S
 
 
 def test_a_cancelled_group_stops_within_one_step_and_what_was_queued_never_starts(four: App) -> None:
     slow = {"prompt": "a long way", "num_samples": 4, "num_inference_steps": 100, "media": False}
+
+    def steps_of(group: RolloutGroup) -> list[int]:
+        return [done for key, (done, _) in four.held().items() if key.startswith(group.group_id)]
+
     with four.client() as client:
         running = client.submit(slow)
-        until(lambda: sum(done > 0 for done, _ in four.held().values()) == 4)
+        until(lambda: sum(done > 0 for done in steps_of(running)) == 4)
         queued = client.submit(slow)
-        until(lambda: len(four.held()) == 8)
-
+        until(lambda: steps_of(queued) == [0] * 4)
         queued.cancel()
         queued.settled.result(60)
-        until(lambda: len(four.held()) == 4)
-        assert {sample_id.split("/")[0] for sample_id in four.held()} == {running.group_id}
-        assert [problem.code for problem in queued.problems] == ["cancelled"] * 4
-        assert [sample.steps_done for sample in queued.samples] == [0] * 4
-
+        until(lambda: not steps_of(queued))
+        assert len(steps_of(running)) == 4, "whom nobody cancelled"
         running.cancel()
         running.settled.result(60)
-        four.idle()
-    stops = [stop for status in four.ask("Denoiser") for stop in status["cancelled"][-2:]]
+        until(lambda: not steps_of(running))
+    for group in (running, queued):
+        assert [problem.code for problem in group.problems] == ["cancelled"] * 4
+    stops = [stop for status in four.ask("Denoiser") for stop in status["cancelled"]]
     of_running = [stop for stop in stops if stop["sample_id"].startswith(running.group_id)]
     assert len(of_running) == 4
     assert all(stop["steps_after"] <= 1 for stop in of_running), of_running
-    assert [problem.code for problem in running.problems] == ["cancelled"] * 4
 
 
 def test_an_expired_group_says_so_and_how_far_it_came(four: App) -> None:

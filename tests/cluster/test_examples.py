@@ -70,6 +70,7 @@ def test_a_trainer_with_packages_of_the_same_names_keeps_them(plain: App, tmp_pa
     trainer, collector = printed.split("the collector has")
     for package in ("configs", "schemas"):
         assert str(EXAMPLES / "own_configs" / package / "__init__.py") in trainer
-        assert f"working_dir_files/file_{package}" not in collector and f"/{package}/__init__.py" in collector
-    assert str(EXAMPLES) not in collector and collector.count("working_dir_files") == 2
+        assert f"/{package}/__init__.py" in collector
+    # Ray unpacks a working_dir below its own folder.
+    assert collector.count("/working_dir_files/") == 2 and str(EXAMPLES) not in collector
     assert collector.count("num_samples=4") == 2

@@ -1,6 +1,5 @@
 """Trajectories reach another process through the object store's shared memory, without a copy."""
 
-import mmap
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ class Reader:
             seen[name] = {
                 "array_is_shared": is_shared(array.ctypes.data, array.nbytes),
                 "array_is_writable": array.flags.writeable,
-                "frozen_is_shared": is_shared(view.data_ptr(), array.nbytes),
+                "frozen_is_shared": is_shared(torch._C._data_address(view), array.nbytes),
                 "frozen_raised": raised,
                 "owned_is_shared": is_shared(copy.data_ptr(), array.nbytes),
                 "unchanged": float(array.flat[0]) == first and float(copy.flatten()[0]) == 2 * first,
@@ -63,10 +62,10 @@ class Reader:
 def test_another_process_reads_a_trajectory_where_it_lies(plain: App) -> None:
     request = {
         "prompt": "a wide view",
-        "height": 256,
-        "width": 256,
-        "num_frames": 17,
-        "num_inference_steps": 20,
+        "height": 512,
+        "width": 512,
+        "num_frames": 41,
+        "num_inference_steps": 12,
         "return_steps": "all",
         "media": False,
     }
@@ -99,6 +98,6 @@ def test_a_frozen_tensor_can_be_read_and_copied_but_not_written(plain: App) -> N
     with pytest.raises(ValueError, match="read-only"):
         trajectory.video_latents[0] = 0
     mine = owned(trajectory.video_latents, torch_dtype=trajectory.state_dtype)
-    assert torch.equal(mine, view) and mine.data_ptr() % mmap.ALLOCATIONGRANULARITY != -1
+    assert torch.equal(mine, view)
     mine.requires_grad_().sum().backward()
     assert mine.grad is not None
