@@ -91,7 +91,7 @@ def _not_json(error: RequestValidationError) -> Problem | None:
         at = first["loc"][-1]
         rule = f"must be JSON, and is not at character {at}: {first['ctx']['error']}"
         return invalid("body", error.body, rule, 'send an object such as {"prompt": "a red ball"}')
-    if first["loc"] == ("body",):
+    if first["loc"] == ("body",) and first["type"] in ("missing", "model_attributes_type"):
         remedy = 'send an object such as {"prompt": "a red ball"} with content-type application/json'
         return invalid("body", error.body, "must be a JSON object", remedy)
     return None

@@ -12,8 +12,10 @@ from ray.serve import Application
 from deployments.client import RolloutClient
 
 NUM_DENOISERS = 4
-ROOM_OF_PLAIN = {"max_ongoing_requests": 9, "max_queued_requests": 2}
-"""Calls that the denoiser of `plain` takes, and those that wait for it."""
+ROOM_OF_PLAIN = {"max_ongoing_requests": 9, "max_queued_requests": 4}
+"""Calls that the denoiser of `plain` takes: its eight rows, and one to ask for its status. And those that wait for it."""
+MAX_ROLLOUTS = 12
+"""That `plain` answers over HTTP at a time."""
 READY_S = 240.0
 """Longest wait for anything that is bound to happen, on a busy machine."""
 
@@ -41,10 +43,10 @@ class App:
         return {key: steps for status in self.ask("Denoiser") for key, steps in status["progress"].items()}
 
     def idle(self) -> None:
-        """Wait until the denoisers hold nothing and all of them are there."""
-        until(lambda: [status["progress"] for status in self.ask("Denoiser")] == [{}] * self.num_denoisers())
+        """Wait until all denoisers are there and none holds a sample."""
+        until(lambda: [status["progress"] for status in self.ask("Denoiser")] == [{}] * self._num_denoisers())
 
-    def num_denoisers(self) -> int:
+    def _num_denoisers(self) -> int:
         deployments = serve.status().applications[self.name].deployments
         return sum(deployments["Denoiser"].replica_states.values())
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import ray
 import variants
-from apps import NUM_DENOISERS, ROOM_OF_PLAIN, App, deployed
+from apps import MAX_ROLLOUTS, NUM_DENOISERS, ROOM_OF_PLAIN, App, deployed
 from ray import serve
 
 from configs.settings import AppConfig
@@ -57,7 +57,7 @@ def port() -> Iterator[int]:
 @pytest.fixture(scope="session")
 def plain(port: int) -> Iterator[App]:
     """One replica of each stage with the tiny preset's batching, little room, and narrow HTTP limits."""
-    config = AppConfig(http={"max_rollouts": 3, "max_num_samples": 8, "max_body_bytes": 20_000})
+    config = AppConfig(http={"max_rollouts": MAX_ROLLOUTS, "max_num_samples": 8, "max_body_bytes": 20_000})
     app = bind(
         config,
         text_encoder=variants.SlowableTextEncoder,
@@ -72,6 +72,7 @@ def plain(port: int) -> Iterator[App]:
 @pytest.fixture(scope="session")
 def four(port: int) -> Iterator[App]:
     """Four slow denoisers that hold one row each, whose bits do not depend on who else is there."""
+    soon_missed = {"health_check_period_s": 1}
     config = AppConfig(
         batch_invariant=True,
         denoiser={"row_buckets": [1]},
@@ -84,11 +85,8 @@ def four(port: int) -> Iterator[App]:
         av_decoder=variants.SlowableDecoder,
         lease_board=variants.TellingLeaseBoard,
         options={
-            "Denoiser": {
-                "num_replicas": NUM_DENOISERS,
-                "max_ongoing_requests": 16,
-                "ray_actor_options": {"num_cpus": 1},
-            }
+            "Denoiser": {"num_replicas": NUM_DENOISERS, "max_ongoing_requests": 16, **soon_missed},
+            **dict.fromkeys(("TextEncoder", "AVDecoder", "LeaseBoard"), soon_missed),
         },
     )
     with deployed("four", app, port) as running:

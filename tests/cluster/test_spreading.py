@@ -4,12 +4,18 @@ import time
 from itertools import pairwise
 
 import pytest
-from apps import NUM_DENOISERS, App
+from apps import NUM_DENOISERS, App, until
 from variants import SLOWLY
 
 BURST = 4 * NUM_DENOISERS
 SLOTS = 16 * NUM_DENOISERS
 """Calls that the four denoisers take at a time."""
+
+
+@pytest.fixture(autouse=True)
+def all_there(four: App) -> None:
+    """A denoiser that another test killed is back."""
+    until(lambda: len(four.ask("Denoiser")) == NUM_DENOISERS)
 
 
 def calls_of(app: App) -> dict[str, int]:
