@@ -55,6 +55,11 @@ class DenoiserSettings(Contract):
     """Load the weights file by file straight to the device, so that host memory never holds them whole."""
     row_buckets: Annotated[Indices, Field(min_length=1)] = (1, 2, 4, 8)
     """Sizes that a batch of rows is padded to, rising. The last is the replica's capacity."""
+    max_tokens: Count | None = None
+    """Bound on rows times tokens (video and audio) of a batch: buckets that go beyond it for a geometry are not used
+    for it. The smallest bucket always is. None: no bound."""
+    compile: Bool = False
+    """Compile the transformer's repeated blocks, once per bucket and geometry. Not worth it on a CPU."""
     attention_backend: str | None = None
     """diffusers' name of an attention backend; None: its default."""
     num_threads: Count | None = None

@@ -1,6 +1,7 @@
 """Deployment of the decoding stage: a trajectory in, its media tables out. Called only when media was asked for."""
 
 import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -41,6 +42,7 @@ class AVDecoder:
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._media, trajectory)
 
     def _media(self, table: pa.Table) -> dict[str, pa.Table]:
+        started = time.perf_counter()
         trajectory = read_trajectory(table)
         manifest = trajectory.manifest
         geometry = Geometry(**manifest["geometry"])
@@ -54,5 +56,8 @@ class AVDecoder:
             frame_rate=geometry.frame_rate,
             waveform=media.waveform,
             sample_rate=self.card.waveform_sample_rate,
-            manifest=manifest,
+            manifest={
+                **manifest,
+                "timings": {**manifest["timings"], "decode_s": time.perf_counter() - started},
+            },
         )

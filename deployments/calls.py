@@ -5,7 +5,6 @@ outlive the replica that made the value.
 """
 
 import asyncio
-from typing import Any
 
 import ray
 from ray.exceptions import (
@@ -65,14 +64,9 @@ def problem_of(error: BaseException) -> Problem:
 
 def replica_died(error: BaseException) -> bool:
     """Whether the call's replica or its data is gone, rather than the call refused."""
-    if isinstance(error, RayServeException | RayError) and "died" in str(error).lower():
-        return Problem.of(error) is None
-    return isinstance(error, REPLICA_DEATHS)
-
-
-def call_failures() -> tuple[type[BaseException], ...]:
-    """What a call can raise when it fails by itself, as opposed to being cancelled."""
-    return (Exception,)
-
-
-Handles = Any
+    problem = Problem.of(error)
+    if problem is not None:
+        return problem.code == "replica_died"
+    if isinstance(error, REPLICA_DEATHS):
+        return True
+    return isinstance(error, RayServeException | RayError) and "died" in str(error).lower()

@@ -6,7 +6,9 @@ Confined to one event loop. It knows no threads and no public API; `deployments.
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import ray
 from ray import serve
@@ -21,6 +23,7 @@ from schemas.card import ModelCard
 from schemas.errors import Problem
 from schemas.order import SampleOrder
 from schemas.resolve import media_bytes, num_rows, trajectory_bytes
+from schemas.resolved import first_stochastic_step
 
 DEADLINE_GRACE_S = 2.0
 """How much longer than a request's deadline the client waits, so that the denoiser's own word comes first."""
@@ -47,6 +50,20 @@ class Handles:
             av_decoder=serve.get_deployment_handle("AVDecoder", app_name),
             lease_board=serve.get_deployment_handle("LeaseBoard", app_name),
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """What the samples of a group are made from."""
+
+    conditioning: ray.ObjectRef
+    """Conditioning table, owned by this process."""
+    prefix: ray.ObjectRef | None
+    """Table of the steps that the group shares; None where it shares none."""
+    encode_s: float
+    """How long the conditioning took."""
+    deadline: float
+    """Moment of ``time.monotonic`` at which the group is given up."""
 
 
 class Conductor:
@@ -87,19 +104,35 @@ class Conductor:
             self.budget.leave(self._num_bytes(sample))
 
     async def _run(self, group: RolloutGroup, deadline: float) -> None:
-        started = time.monotonic()
-        group.conditioning = await self._encode(group)
-        encode_s = time.monotonic() - started
+        inputs = await self._make_inputs(group, deadline)
         async with asyncio.TaskGroup() as tasks:
             for sample in group.samples:
-                tasks.create_task(self._run_sample(sample, deadline, encode_s))
+                tasks.create_task(self._run_sample(sample, inputs))
 
-    async def _run_sample(self, sample: RolloutSample, deadline: float, encode_s: float) -> None:
+    async def _make_inputs(self, group: RolloutGroup, deadline: float) -> Inputs:
+        """What the group's samples have in common: the conditioning, and the prefix where they share one."""
+        request, started = group.request, time.monotonic()
+        encoder = self._handles.text_encoder
+        conditioning = await self._retry(
+            partial(self._call, encoder, request.prompt, request.negative_prompt)
+        )
+        inputs = Inputs(
+            conditioning=conditioning, prefix=None, encode_s=time.monotonic() - started, deadline=deadline
+        )
+        group.conditioning = conditioning
+        if request.shared_prefix:
+            until = first_stochastic_step(request)
+            first = group.samples[0]
+            prefix = await self._retry(partial(self._denoise, first, inputs, until=until))
+            inputs = replace(inputs, prefix=prefix)
+        return inputs
+
+    async def _run_sample(self, sample: RolloutSample, inputs: Inputs) -> None:
         num_bytes, group = self._num_bytes(sample), sample.group
         await self.budget.enter(num_bytes, group.collecting.is_set)
         handed_over = True
         try:
-            await self._sample_and_decode(sample, deadline, encode_s)
+            await self._sample_and_decode(sample, inputs)
             handed_over = group.collecting.is_set()
         except Exception as error:
             sample.fail(problem_of(error))
@@ -108,56 +141,56 @@ class Conductor:
             if handed_over:
                 self.budget.leave(num_bytes)
 
-    async def _sample_and_decode(self, sample: RolloutSample, deadline: float, encode_s: float) -> None:
+    async def _sample_and_decode(self, sample: RolloutSample, inputs: Inputs) -> None:
         """Denoise, then decode; from the start again when the denoiser dies or data is lost on the way."""
-        group = sample.group
+        group, decoder = sample.group, self._handles.av_decoder
         for attempt in range(1, self._settings.max_attempts + 1):
             sample.attempt = attempt
             try:
-                trajectory = await self._denoise(sample, deadline, encode_s)
-                media = await self._decode(trajectory) if group.request.media else None
+                trajectory = await self._denoise(sample, inputs)
+                sample.steps_done = group.request.num_inference_steps
+                decode = partial(self._call, decoder, trajectory)
+                media = await self._retry(decode) if group.request.media else None
                 sample.finish(trajectory if group.request.trajectory else None, media)
                 return
             except Exception as error:
                 if not replica_died(error) or attempt == self._settings.max_attempts:
                     raise
                 if isinstance(error, ObjectLostError):
-                    group.conditioning = await self._encode(group)
+                    inputs = await self._make_inputs(group, inputs.deadline)
 
-    async def _encode(self, group: RolloutGroup) -> ray.ObjectRef:
-        request = group.request
-        return await self._call_again(self._handles.text_encoder, request.prompt, request.negative_prompt)
-
-    async def _denoise(self, sample: RolloutSample, deadline: float, encode_s: float) -> ray.ObjectRef:
+    async def _denoise(
+        self, sample: RolloutSample, inputs: Inputs, until: int | None = None
+    ) -> ray.ObjectRef:
+        """One denoiser call: a sample, or the prefix of its group up to the state of step ``until``."""
         request = sample.group.request
         order = SampleOrder(
-            sample_id=f"{sample.key}/{sample.attempt}",
+            sample_id=f"{sample.key}/{sample.attempt if until is None else 'prefix'}",
             request=request,
             sample_index=sample.sample_index,
+            until=until,
             attempt=sample.attempt,
             lease_id=self._lease_id,
-            seconds_left=max(0.0, deadline - time.monotonic()),
-            encode_s=encode_s,
+            seconds_left=max(0.0, inputs.deadline - time.monotonic()),
+            encode_s=inputs.encode_s,
         )
         return await self._call(
             self._handles.denoiser,
-            sample.group.conditioning,
+            inputs.conditioning,
             order.model_dump(mode="json"),
+            inputs.prefix,
             num_rows=num_rows(request),
         )
 
-    async def _decode(self, trajectory: ray.ObjectRef) -> ray.ObjectRef:
-        return await self._call_again(self._handles.av_decoder, trajectory)
-
-    async def _call_again(self, handle: DeploymentHandle, *args: object) -> ray.ObjectRef:
-        """``_call``, made again when the replica dies under it, for calls that take no attempt's number."""
+    async def _retry(self, call: Callable[[], Awaitable[ray.ObjectRef]]) -> ray.ObjectRef:
+        """A call, made again when the replica dies under it; for calls that take no attempt's number."""
         for _ in range(1, self._settings.max_attempts):
             try:
-                return await self._call(handle, *args)
+                return await call()
             except Exception as error:
                 if not replica_died(error) or isinstance(error, ObjectLostError):
                     raise
-        return await self._call(handle, *args)
+        return await call()
 
     async def _call(self, handle: DeploymentHandle, *args: object, **kwargs: object) -> ray.ObjectRef:
         """The ref of a call's result, once it is there."""

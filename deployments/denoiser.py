@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
+from dataclasses import asdict, replace
 from typing import Any
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -20,9 +21,11 @@ from ray.serve.handle import DeploymentHandle
 
 from configs.settings import AppConfig
 from deployments.lease_board import Progress
+from deployments.metrics import DenoiserMetrics
 from pipeline.checkpoint import load, read_card
 from pipeline.conditioning import Conditioning, read
 from pipeline.engine import Engine, Finished
+from pipeline.prefix import read_prefix
 from pipeline.profile import profile_of
 from pipeline.record import to_table
 from pipeline.sample import Job
@@ -55,23 +58,35 @@ class Denoiser:
         )
         if settings.attention_backend is not None:
             transformer.set_attention_backend(settings.attention_backend)
+        if settings.compile:
+            transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
         self.model = VelocityModel(transformer)
         self.profile = profile_of(transformer)
-        self.engine = Engine(self.model, self.card, row_buckets=settings.row_buckets)
+        self.engine = Engine(
+            self.model, self.card, row_buckets=settings.row_buckets, max_tokens=settings.max_tokens
+        )
+        self._metrics = DenoiserMetrics()
         self.replica_id = uuid4().hex
         self._stall_timeout_s = settings.stall_timeout_s
         self._lease_s, self._pulse_s = config.client.lease_s, config.client.pulse_s
         self._board = board
         self._conditionings: WeakValueDictionary[str, Conditioning] = WeakValueDictionary()
         self._stopping = threading.Event()
-        warm_up(self.model, self.card, settings.row_buckets)
+        warm_up(self.model, self.card, self.engine.buckets)
         if config.batch_invariant:
             check_batch_invariance(self.model, self.card, settings.row_buckets[0])
         for target in (self.engine.run, self._pulse):
             threading.Thread(target=target, name=target.__qualname__, daemon=True).start()
 
-    async def __call__(self, conditioning: pa.Table, order: dict[str, Any], num_rows: int = 1) -> pa.Table:
-        """Sample one trajectory. ``order`` is a SampleOrder; ``num_rows`` is there for the router.
+    async def __call__(
+        self,
+        conditioning: pa.Table,
+        order: dict[str, Any],
+        prefix: pa.Table | None = None,
+        num_rows: int = 1,
+    ) -> pa.Table:
+        """Sample one trajectory. ``order`` is a SampleOrder; ``prefix`` the table of an order that ended at the
+        group's first stochastic step, to go on from; ``num_rows`` is there for the router.
 
         Raises ValueError for an order that cannot be sampled, TimeoutError when its time is up, RuntimeError when the
         sample failed; the text is a Problem.
@@ -86,10 +101,12 @@ class Denoiser:
             attempt=sample_order.attempt,
             lease_id=sample_order.lease_id,
             expires_at=time.monotonic() + sample_order.seconds_left,
+            prefix=None if prefix is None else read_prefix(prefix),
+            until=sample_order.until,
         )
         self.engine.extend_lease(sample_order.lease_id, self._lease_s)
         result = await self._sampled(job)
-        return await asyncio.to_thread(
+        table = await asyncio.to_thread(
             to_table,
             result,
             card=self.card,
@@ -97,12 +114,15 @@ class Denoiser:
             policy_version=BASE_POLICY_VERSION,
             timings={"encode_s": sample_order.encode_s},
         )
+        self._metrics.packed(table.nbytes)
+        return table
 
     async def status(self) -> dict[str, Any]:
         """What this replica holds, for people and tests."""
         return {
             "replica_id": self.replica_id,
             "progress": {job.sample_id: (done, steps) for job, done, steps in self.engine.progress()},
+            "stats": asdict(self.engine.stats),
             "execution_profile": self.profile.as_dict(),
         }
 
@@ -148,7 +168,9 @@ class Denoiser:
         """
         while not self._stopping.wait(self._pulse_s):
             held: dict[str, Progress] = defaultdict(dict)
-            for job, steps_done, num_steps in self.engine.progress():
+            progress = self.engine.progress()
+            self._metrics.export(replace(self.engine.stats), len(progress))
+            for job, steps_done, num_steps in progress:
                 if job.lease_id is not None:
                     held[job.lease_id][job.sample_id] = (steps_done, num_steps)
             try:

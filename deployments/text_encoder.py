@@ -49,6 +49,9 @@ class TextEncoder:
 
         Raises ValueError (a Problem) for a prompt with too many tokens.
         """
+        self._encoder.check(prompt)
+        if negative_prompt is not None:
+            self._encoder.check(negative_prompt, "negative_prompt")
         prompts = [prompt] if negative_prompt is None else [prompt, negative_prompt]
         contexts = await asyncio.gather(*(self._context(text) for text in prompts))
         positive, negative = contexts[0], contexts[1] if len(contexts) > 1 else None
@@ -84,7 +87,6 @@ class TextEncoder:
         return await asyncio.shield(running)
 
     async def _encode(self, prompt: str) -> EncodedPrompt:
-        self._encoder.check(prompt)
         encoded: EncodedPrompt = await self._encode_together(prompt)
         if encoded.num_bytes <= self._contexts.maxsize:
             self._contexts[prompt] = encoded

@@ -19,8 +19,8 @@ class Context:
     """Context of the video branch, [T, D_video]."""
     audio: Tensor
     """Context of the audio branch, [T, D_audio]."""
-    mask: Tensor
-    """1 where a token is attended to, int64 [T]."""
+    mask: Tensor | None
+    """1 where a token is attended to, int64 [T]; None where all are, which keeps attention on its fast path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
@@ -33,6 +33,11 @@ class Conditioning:
     digest: str
     """Hash of the contexts' bytes, as stamped by the text encoder."""
 
+    @property
+    def masked(self) -> bool:
+        """Whether some token of a prompt is not attended to."""
+        return any(c is not None and c.mask is not None for c in (self.positive, self.negative))
+
 
 def read(table: pa.Table, device: torch.device) -> Conditioning:
     """The tensors of a conditioning table: zero-copy on the CPU, moved once elsewhere."""
@@ -42,7 +47,7 @@ def read(table: pa.Table, device: torch.device) -> Conditioning:
         return Context(
             video=frozen(video, view.torch_dtype).to(device),
             audio=frozen(audio, view.torch_dtype).to(device),
-            mask=frozen(mask).to(device, torch.int64),
+            mask=None if mask.all() else frozen(mask).to(device, torch.int64),
         )
 
     negative = None

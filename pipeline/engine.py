@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,7 @@ from pipeline.batching import Buckets, admit, choose
 from pipeline.guidance import Velocities
 from pipeline.noise import MODALITIES, Modality
 from pipeline.sample import Job, Places, Sample
+from pipeline.side_work import Draws, HostCopies, Pace
 from pipeline.velocity import PLAIN, Perturbation, Place, Row, VelocityModel
 from schemas.card import ModelCard
 from schemas.errors import Problem
@@ -46,6 +47,31 @@ class Finished:
     """From the first step to the last, shared forward passes counted whole."""
 
 
+@dataclass(kw_only=True, slots=True)
+class EngineStats:
+    """Totals since the engine was made. Written by its thread, read by any."""
+
+    ticks: int = 0
+    """Turns of the loop in which samples moved."""
+    rows: int = 0
+    """Rows of samples in all forward passes."""
+    padded_rows: int = 0
+    """Rows that only filled a batch up."""
+    tokens: int = 0
+    """Video and audio tokens of the samples' rows."""
+    forward_s: float = 0.0
+    """Seconds in the model's forward passes, as the step thread sees them (on a GPU: to queue them)."""
+    busy_s: float = 0.0
+    """Seconds in which samples moved."""
+    wait_s: float = 0.0
+    """Sum over the done samples of the time from submission to the first step."""
+    done: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    """Out of time, or of a caller that fell silent."""
+    failed: int = 0
+
+
 class Entry:
     """A job in the engine, from submission to its result."""
 
@@ -54,8 +80,9 @@ class Entry:
         self.future: Future[Finished] = Future()
         self.submitted_at = submitted_at
         self.started_at: float | None = None
-        self.batch_key = (sample.geometry, sample.plan)
+        self.batch_key = (sample.geometry, sample.plan, job.conditioning.masked)
         self.num_rows = sample.plan.num_rows
+        self.num_tokens = sample.geometry.num_video_tokens + sample.geometry.audio_frames
 
 
 class Engine:
@@ -67,11 +94,15 @@ class Engine:
         card: ModelCard,
         *,
         row_buckets: Sequence[int],
+        max_tokens: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model, self.card = model, card
-        self.buckets = Buckets(sizes=tuple(row_buckets))
+        self.buckets = Buckets(sizes=tuple(row_buckets), max_tokens=max_tokens)
+        self.stats = EngineStats()
         self.last_beat = clock()
+        self._copies, self._pace = HostCopies(model.device), Pace(model.device)
+        self._drawing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noise")
         self._clock = clock
         self._waiting: deque[Entry] = deque()
         self._active: list[Entry] = []
@@ -88,12 +119,11 @@ class Engine:
         Cancelling the future drops the sample, as ``cancel`` does.
         The initial noise is drawn here, on the caller's thread.
         """
-        entry = Entry(job, Sample(job, self.card, self.model.device), self._clock())
+        sample = Sample(job, self.card, self._copies, Draws(self._drawing))
+        entry = Entry(job, sample, self._clock())
         with self._wake:
             if self._stopping:
-                raise RuntimeError(
-                    "the engine is stopping and takes no further samples; send it to another replica"
-                )
+                raise _stopped().exception()
             self._waiting.append(entry)
             self._wake.notify()
         return entry.future
@@ -131,13 +161,20 @@ class Engine:
                 worked = self.tick()
             except Exception:
                 logger.exception("a tick failed; its samples are given up and the loop goes on")
-                self._give_up_all("the denoiser failed between steps", "see the replica's log")
+                self._give_up_all(
+                    Problem(
+                        code="internal",
+                        rule="the denoiser failed between steps",
+                        remedy="see the replica's log",
+                    )
+                )
                 worked = True
             if not worked:
                 with self._wake:
                     if not self._waiting and not self._cancelled and not self._stopping:
                         self._wake.wait(IDLE_WAIT_S)
-        self._give_up_all("the replica stopped before the sample was done", "submit it again")
+        self._give_up_all(_stopped())
+        self._drawing.shutdown(wait=False)
 
     def tick(self) -> bool:
         """One turn of the loop; False when there was nothing to step."""
@@ -145,8 +182,12 @@ class Engine:
         self._admit()
         batch = choose(self._active, self.buckets)
         if batch:
+            started = self._clock()
             self._step(batch)
+            self._pace.step()
             self._emit()
+            self.stats.ticks += 1
+            self.stats.busy_s += self._clock() - started
         return bool(batch)
 
     @torch.inference_mode()
@@ -201,9 +242,15 @@ class Engine:
         velocities: dict[Modality, list[torch.Tensor]] = {modality: [] for modality in MODALITIES}
         places: list[Place] = []
         rest = list(rows)
-        for num_rows in self.buckets.split(len(rows)):
+        num_tokens = of.num_video_tokens + of.audio_frames
+        for num_rows in self.buckets.split(len(rows), num_tokens):
             own, rest = rest[:num_rows], rest[num_rows:]
+            started = self._clock()
             result = self.model([*own, *[own[0]] * (num_rows - len(own))], of, perturbation)
+            self.stats.forward_s += self._clock() - started
+            self.stats.rows += len(own)
+            self.stats.padded_rows += num_rows - len(own)
+            self.stats.tokens += len(own) * num_tokens
             for index in range(len(own)):
                 places.append(Place(num_rows=num_rows, index=index))
                 for modality in MODALITIES:
@@ -232,6 +279,8 @@ class Engine:
                 wait_s=entry.started_at - entry.submitted_at,
                 denoise_s=now - entry.started_at,
             )
+            self.stats.done += 1
+            self.stats.wait_s += finished.wait_s
             if self._let_go(entry):
                 entry.future.set_result(finished)
 
@@ -247,6 +296,7 @@ class Engine:
         for entry in held:
             job = entry.job
             if job.sample_id in cancelled or entry.future.cancelled():
+                self.stats.cancelled += 1
                 entry.future.cancel()
                 self._let_go(entry)
             elif now > job.expires_at:
@@ -255,8 +305,13 @@ class Engine:
                 self._fail(entry, _lease_ran_out(entry).exception())
 
     def _fail(self, entry: Entry, error: Exception) -> None:
+        problem = Problem.of(error) or _failure(entry, error)
+        if problem.code in ("deadline_exceeded", "lease_expired"):
+            self.stats.expired += 1
+        else:
+            self.stats.failed += 1
         if self._let_go(entry):
-            entry.future.set_exception(error if Problem.of(error) else _failure(entry, error).exception())
+            entry.future.set_exception(problem.exception())
 
     def _let_go(self, entry: Entry) -> bool:
         """Hold the sample no longer; whether its future still wants an outcome, which it does until it is cancelled."""
@@ -267,9 +322,19 @@ class Engine:
                 self._waiting.remove(entry)
         return entry.future.set_running_or_notify_cancel()
 
-    def _give_up_all(self, rule: str, remedy: str) -> None:
-        for entry in [*self._active, *self._waiting]:
-            self._fail(entry, Problem(code="internal", rule=rule, remedy=remedy).exception())
+    def _give_up_all(self, problem: Problem) -> None:
+        with self._wake:
+            held = [*self._active, *self._waiting]
+        for entry in held:
+            self._fail(entry, problem.exception())
+
+
+def _stopped() -> Problem:
+    return Problem(
+        code="replica_died",
+        rule="the replica was stopped before the sample was done",
+        remedy="submit it again; a RolloutClient does so by itself",
+    )
 
 
 def _expired(entry: Entry) -> Problem:

@@ -6,6 +6,7 @@ a trainer can set the same or refuse.
 
 import platform
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import version
 
 import torch
@@ -55,15 +56,16 @@ def profile_of(transformer: LTX2VideoTransformer3DModel) -> ExecutionProfile:
         device=platform.machine() if on_cpu else torch.cuda.get_device_name(device),
         dtype=name_of(transformer.dtype),
         attention_backend=_attention_backend(transformer),
-        text_mask="additive",
+        text_mask="none where all tokens are valid",
         num_threads=torch.get_num_threads() if on_cpu else None,
         tf32=not on_cpu and torch.backends.cuda.matmul.allow_tf32,
-        compiled=False,
+        compiled=any(getattr(block, "_compiled_call_impl", None) for block in transformer.transformer_blocks),
         lora="live" if getattr(transformer, "peft_config", None) else "none",
         torch=torch.__version__,
     )
 
 
+@cache
 def library_versions() -> dict[str, str]:
     """Versions of the libraries that a sample's numbers went through."""
     return {name: version(name) for name in LIBRARIES}

@@ -42,8 +42,8 @@ def log_probs(
     """Score the stored moves of ``steps`` (default: every stochastic step).
 
     Raises ValueError for a step whose two states were not kept or that moved by ode, for another schema version, for
-    a mode that has no log-probs, for an execution profile that this process does not run under, and for a guided
-    rollout's conditioning without its negative prompt.
+    a mode that has no log-probs, for an execution profile that this process does not run under, and for a conditioning
+    that is not the rollout's.
     """
     manifest = trajectory.manifest
     _check(transformer, manifest)
@@ -52,6 +52,11 @@ def log_probs(
         raise ValueError(
             f"mode of the trajectory must be 'rollout', got {request.mode!r}, which moves by ode and has no log-probs; "
             "sample it again in mode rollout"
+        )
+    if conditioning.digest != manifest["conditioning_digest"]:
+        raise ValueError(
+            f"conditioning must be the one that the trajectory was sampled with, digest "
+            f"{manifest['conditioning_digest']}, got {conditioning.digest}; fetch the group's conditioning table"
         )
     stochastic = sorted({*request.stochastic_steps.video, *request.stochastic_steps.audio})
     model = VelocityModel(transformer)
@@ -71,17 +76,13 @@ def _score(
     step: int,
 ) -> StepLogProbs:
     manifest, device = trajectory.manifest, model.device
-    sigmas = torch.tensor(manifest["sigmas"], dtype=torch.float32, device=device)
+    sigmas = torch.tensor(manifest["sigmas"], dtype=torch.float32)
     state, moved = (_state(trajectory, at, device) for at in (step, step + 1))
     plan = plan_of(request)
     places = manifest["places"][step]
     contexts = {"positive": conditioning.positive}
     if plan.negative:
-        if conditioning.negative is None:
-            raise ValueError(
-                "the rollout was guided, so its conditioning must hold the negative prompt's contexts, and does not; "
-                "replay it with the one that it was sampled with"
-            )
+        assert conditioning.negative is not None, "its digest says that it is the rollout's"
         contexts["negative"] = conditioning.negative
     velocities = {
         name: _velocity(

@@ -14,11 +14,13 @@ from pipeline.conditioning import Conditioning
 from pipeline.guidance import Plan, Velocities, guide, plan_of
 from pipeline.noise import MODALITIES, Modality, draw, noise_key
 from pipeline.schedule import explicit_grid, sigma_grid
+from pipeline.side_work import Draws, HostCopies, OnHost, to_device
 from pipeline.tensors import dtype_of
 from pipeline.transitions import transition
 from pipeline.velocity import Latents, Place, Row
 from schemas.card import ModelCard
 from schemas.checks import check_sigmas, geometry_of
+from schemas.errors import invalid
 from schemas.geometry import Geometry
 from schemas.resolved import ResolvedRequest
 
@@ -41,16 +43,39 @@ class Job:
     """Moment of ``time.monotonic`` after which the sample is given up."""
     initial: Mapping[Modality, Tensor] | None = None
     """Initial latents [L, C] in place of the keyed draw; for parity with another sampler."""
+    prefix: "Prefix | None" = None
+    """Steps that were computed once for the whole group; the sample goes on from there."""
+    until: int | None = None
+    """Step whose state ends the sample, to make a prefix; None for the last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """A kept state, on the host."""
+    """A kept state."""
 
     step: int
     """Index of the step that starts from it; the number of steps for the last."""
-    latents: Latents
-    """[L, C] per modality, in the state's dtype."""
+    copies: Mapping[Modality, OnHost]
+    """Each modality's latents on their way to the host."""
+
+    @property
+    def latents(self) -> Latents:
+        """[L, C] per modality, in the state's dtype, on the host."""
+        return {modality: copy.wait() for modality, copy in self.copies.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prefix:
+    """The deterministic steps before the first stochastic one, which a group with one initial state has in common."""
+
+    states: tuple[State, ...]
+    """The kept states, rising; the last one is that from which the branches start."""
+    places: "tuple[Places, ...]"
+    """Where its rows stood, step by step."""
+
+    @property
+    def step(self) -> int:
+        return self.states[-1].step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,29 +89,49 @@ class Places:
 class Sample:
     """The running form of a job. ``advance`` either moves it by one whole step or leaves it as it was."""
 
-    def __init__(self, job: Job, card: ModelCard, device: torch.device) -> None:
-        request = job.request
+    def __init__(self, job: Job, card: ModelCard, copies: HostCopies, draws: Draws) -> None:
+        request, device = job.request, copies.device
         self.job = job
+        self._copies, self._draws = copies, draws
         self.plan: Plan = plan_of(request)
+        if self.plan.negative and job.conditioning.negative is None:
+            rule = "must hold the negative prompt's contexts, since the request is guided"
+            raise invalid(
+                "conditioning", None, rule, "encode the prompt with its negative prompt"
+            ).exception()
         self.geometry = geometry_of(request, card)
-        self.sigmas = _sigmas(request, card, self.geometry).to(device)
+        self.sigmas = _sigmas(request, card, self.geometry)
         check_sigmas(request, self.sigmas.tolist())
-        self.step = 0
-        self.places: list[Places] = []
-        self.log_probs: dict[Modality, list[Tensor | None]] = {modality: [] for modality in MODALITIES}
-        self.kept: list[State] = []
         self._storage = dtype_of(request.state_dtype)
+        self._stochastic = {m: frozenset(getattr(request.stochastic_steps, m)) for m in MODALITIES}
         self._kept_steps = frozenset(request.return_steps)
-        self._latents: Latents = {m: self._initial(m).to(device, self._storage) for m in MODALITIES}
-        self._keep()
+        self.kept: list[State] = []
+        if job.prefix is None:
+            self.step, self.places = 0, list[Places]()
+            self._latents: Latents = {
+                m: to_device(self._initial(m).to(self._storage), device) for m in MODALITIES
+            }
+            self._keep()
+        else:
+            self.step, self.places = job.prefix.step, list(job.prefix.places)
+            self.kept += [state for state in job.prefix.states if state.step in self._kept_steps]
+            start = job.prefix.states[-1].latents
+            self._latents = {m: to_device(start[m], device) for m in MODALITIES}
+        self.log_probs: dict[Modality, list[Tensor | None]] = {m: [None] * self.step for m in MODALITIES}
+        self._prepare_noise()
 
     @property
     def num_steps(self) -> int:
         return len(self.sigmas) - 1
 
     @property
+    def last_step(self) -> int:
+        """The step whose state ends this sample."""
+        return self.num_steps if self.job.until is None else self.job.until
+
+    @property
     def done(self) -> bool:
-        return self.step == self.num_steps
+        return self.step == self.last_step
 
     @property
     def latents(self) -> Latents:
@@ -115,17 +160,18 @@ class Sample:
         self.places.append(places)
         self.step += 1
         self._keep()
+        self._prepare_noise()
 
     def _move(self, modality: Modality, velocities: Velocities) -> tuple[Tensor, Tensor | None]:
         request, step = self.job.request, self.step
         sample = self._latents[modality].float().unsqueeze(0)
         velocity = guide(request, self.plan, modality, velocities, sample, self.sigmas[step])
         how = getattr(request.transition, modality)
-        stochastic = step in getattr(request.stochastic_steps, modality)
+        stochastic = step in self._stochastic[modality]
         noise = None
         if stochastic:
-            key = noise_key(request.seed, self.job.sample_index, modality, step)
-            noise = draw(key, tuple(sample.shape[1:])).unsqueeze(0)
+            drawn = self._draws.take(self._noise_key(modality), token_shape(self.geometry, modality))
+            noise = to_device(drawn, sample.device).unsqueeze(0)
         move = transition(
             how.kind if stochastic else "ode",
             sample,
@@ -148,11 +194,21 @@ class Sample:
         shape = token_shape(self.geometry, modality)
         return draw(noise_key(request.seed, index, modality, "init"), shape)  # type: ignore[arg-type]
 
+    def _noise_key(self, modality: Modality) -> int:
+        return noise_key(self.job.request.seed, self.job.sample_index, modality, self.step)
+
+    def _prepare_noise(self) -> None:
+        """Have the next step's noise drawn while the device is busy with something else."""
+        if self.done:
+            return
+        for modality in MODALITIES:
+            if self.step in self._stochastic[modality]:
+                self._draws.prepare(self._noise_key(modality), token_shape(self.geometry, modality))
+
     def _keep(self) -> None:
-        if self.step in self._kept_steps:
-            self.kept.append(
-                State(step=self.step, latents={m: latents.cpu() for m, latents in self._latents.items()})
-            )
+        if self.step in self._kept_steps or self.done:
+            copies = {m: self._copies.start(latents) for m, latents in self._latents.items()}
+            self.kept.append(State(step=self.step, copies=copies))
 
 
 def token_shape(of: Geometry, modality: Modality) -> tuple[int, int]:

@@ -55,13 +55,13 @@ class PromptEncoder:
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
 
-    def check(self, prompt: str) -> None:
+    def check(self, prompt: str, field: str = "prompt") -> None:
         """Raises ValueError (a Problem) when the prompt has more tokens than the model was trained on."""
         num_tokens = len(self.tokenizer(prompt.strip()).input_ids)
         if num_tokens > self._max_prompt_tokens:
             raise Problem(
                 code="invalid_request",
-                field="prompt",
+                field=field,
                 value=f"{num_tokens} tokens",
                 rule=f"a prompt has at most {self._max_prompt_tokens} tokens",
                 remedy="shorten it; it is never cut silently",

@@ -31,7 +31,7 @@ class Transition:
     mean: Tensor
     """Mean of the next state, float32 [B, L, C]."""
     std: Tensor
-    """Standard deviation per row, float32 [B]; 0 where the move is deterministic."""
+    """Standard deviation per row, float32 [B] on the CPU; 0 where the move is deterministic."""
     log_prob: Tensor | None
     """Mean over a row's elements of the log-prob, float32 [B]; None where the move is deterministic."""
 
@@ -65,11 +65,9 @@ def transition(
     x, v = sample.float(), velocity.float()
     now, after, first = (_per_row(value, x) for value in (sigma, sigma_next, sigma_1))
     if is_deterministic(kind, noise_level):
-        mean = x + (after - now) * v
+        mean = x + (after - now).to(x.device) * v
         moved = mean.to(storage_dtype) if next_sample is None else next_sample
-        return Transition(
-            next_sample=moved, mean=mean, std=torch.zeros(len(x), device=x.device), log_prob=None
-        )
+        return Transition(next_sample=moved, mean=mean, std=torch.zeros(len(x)), log_prob=None)
 
     if (noise is None) == (next_sample is None):
         raise ValueError(f"a {kind} transition takes either noise (to sample) or next_sample (to score)")
@@ -81,7 +79,7 @@ def transition(
         )
     if next_sample is None:
         assert noise is not None
-        next_sample = (mean + std * noise.to(x.device, torch.float32)).to(storage_dtype)
+        next_sample = (mean + std.to(x.device) * noise.to(x.device, torch.float32)).to(storage_dtype)
     return Transition(
         next_sample=next_sample,
         mean=mean,
@@ -98,7 +96,7 @@ def is_deterministic(kind: Kind, noise_level: float) -> bool:
 def _moments(
     kind: Kind, x: Tensor, v: Tensor, now: Tensor, after: Tensor, first: Tensor, noise_level: float
 ) -> tuple[Tensor, Tensor]:
-    """Mean [B, L, C] and std [B, 1, 1] of the next state."""
+    """Mean [B, L, C] on the samples' device and std [B, 1, 1] on the CPU, of the next state."""
     delta = after - now
     if kind == "cps":
         if not 0 < noise_level <= 1:
@@ -106,8 +104,9 @@ def _moments(
                 f"noise_level of cps must lie in [0, 1] (the sine wraps beyond), got {noise_level}"
             )
         std = after * math.sin(noise_level * math.pi / 2)
-        clean, noisy = x - now * v, x + (1 - now) * v
-        return clean * (1 - after) + noisy * torch.sqrt(after**2 - std**2), std
+        kept = torch.sqrt(after**2 - std**2)
+        to_clean, to_noisy, weight, kept = (c.to(x.device) for c in (now, 1 - now, 1 - after, kept))
+        return (x - to_clean * v) * weight + (x + to_noisy * v) * kept, std
     if noise_level < 0:
         raise ValueError(f"noise_level must be at least 0, got {noise_level}")
     if kind == "sde":
@@ -117,21 +116,23 @@ def _moments(
     else:
         scale = torch.full_like(now, noise_level)
     drift = scale**2 / (2 * now)
-    mean = x * (1 + drift * delta) + v * (1 + drift * (1 - now)) * delta
-    return mean, scale * torch.sqrt(-delta)
+    of_x, of_v = 1 + drift * delta, (1 + drift * (1 - now)) * delta
+    return x * of_x.to(x.device) + v * of_v.to(x.device), scale * torch.sqrt(-delta)
 
 
 def _log_prob(x: Tensor, mean: Tensor, std: Tensor, kind: LogProbKind) -> Tensor:
     """Mean log-prob of each row, [B]. Rows are reduced one at a time: their bits never depend on their number."""
     error = -((x - mean) ** 2)
     if kind == "density":
-        error = error / (2 * std**2) - torch.log(std) - _LN_SQRT_2PI
+        doubled_variance, log_scale = 2 * std**2, torch.log(std) + _LN_SQRT_2PI
+        error = error / doubled_variance.to(x.device) - log_scale.to(x.device)
     return torch.stack([row.mean() for row in error])
 
 
 def _per_row(value: float | Tensor, like: Tensor) -> Tensor:
-    """A scalar or [B] as float32 [B, 1, 1] on the samples' device."""
-    tensor = torch.as_tensor(value, dtype=torch.float32, device=like.device)
+    """A scalar or [B] as float32 [B, 1, 1] on the CPU, where all coefficients are computed: the same bits on every
+    device, and no wait for one."""
+    tensor = torch.as_tensor(value, dtype=torch.float32, device="cpu")
     return tensor.expand(len(like)).view(-1, *[1] * (like.ndim - 1))
 
 

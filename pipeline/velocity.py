@@ -81,7 +81,7 @@ class VelocityModel:
         """Velocities of the rows, float32 [len(batch), L, C] per modality."""
         dtype, device = self.transformer.dtype, self.device
         timestep = torch.stack([row.sigma for row in batch]).to(device) * TIMESTEPS_PER_SIGMA
-        mask = torch.stack([row.context.mask for row in batch])
+        mask = _stacked_masks(batch)
         video_coords, audio_coords = self._coordinates(geometry, len(batch))
         video, audio = self.transformer(
             hidden_states=torch.stack([row.latents["video"] for row in batch]).to(dtype),
@@ -118,3 +118,11 @@ class VelocityModel:
         )
         audio = self.transformer.audio_rope.prepare_audio_coords(num_rows, geometry.audio_frames, self.device)
         return video, audio
+
+
+def _stacked_masks(batch: Sequence[Row]) -> Tensor | None:
+    """Text masks of the rows, int64 [B, T]; None when every row attends to all its tokens."""
+    if all(row.context.mask is None for row in batch):
+        return None
+    whole = torch.ones(len(batch[0].context.video), dtype=torch.int64, device=batch[0].context.video.device)
+    return torch.stack([whole if row.context.mask is None else row.context.mask for row in batch])

@@ -1,9 +1,8 @@
 """What a denoiser does before it reports ready: run every bucket once, and prove batch invariance where it is promised."""
 
-from collections.abc import Sequence
-
 import torch
 
+from pipeline.batching import Buckets
 from pipeline.conditioning import Context
 from pipeline.noise import MODALITIES, draw, noise_key
 from pipeline.sample import token_shape
@@ -13,11 +12,12 @@ from schemas.geometry import Geometry, geometry
 
 
 @torch.inference_mode()
-def warm_up(model: VelocityModel, card: ModelCard, row_buckets: Sequence[int]) -> None:
-    """Run a forward pass of each size at the default geometry, so that nobody waits for a first compilation."""
+def warm_up(model: VelocityModel, card: ModelCard, buckets: Buckets) -> None:
+    """Run a forward pass of each size that the default geometry may have, so that nobody waits for a first
+    compilation."""
     of = _default_geometry(card)
     row = _row(0, of, card, model.device)
-    for num_rows in row_buckets:
+    for num_rows in buckets.allowed(of.num_video_tokens + of.audio_frames):
         model([row] * num_rows, of)
 
 
@@ -63,6 +63,6 @@ def _row(seed: int, of: Geometry, card: ModelCard, device: torch.device) -> Row:
         context=Context(
             video=context(0, card.video_context_dim),
             audio=context(1, card.audio_context_dim),
-            mask=torch.ones(card.max_prompt_tokens, dtype=torch.int64, device=device),
+            mask=None,
         ),
     )

@@ -12,7 +12,7 @@ from schemas.card import ModelCard
 from schemas.errors import invalid
 from schemas.geometry import Geometry, geometry
 from schemas.request import metadata_bytes
-from schemas.resolved import ResolvedGuider, ResolvedRequest, needs_negative_prompt
+from schemas.resolved import ResolvedGuider, ResolvedRequest, first_stochastic_step, needs_negative_prompt
 from schemas.sampling import Transition
 
 CLOSE_TO_ONE = 1e-5
@@ -27,6 +27,7 @@ def check(resolved: ResolvedRequest, card: ModelCard) -> None:
     geometry_of(resolved, card)
     _check_limits(resolved, card)
     _check_steps(resolved)
+    _check_prefix(resolved)
     _check_guidance(resolved, card)
     if resolved.sigmas is not None:
         check_sigmas(resolved, [*resolved.sigmas, 0.0])
@@ -116,6 +117,18 @@ def _check_steps(resolved: ResolvedRequest) -> None:
     if num_steps not in resolved.return_steps:
         rule = f"must hold the last state, {num_steps}"
         raise invalid("return_steps", resolved.return_steps, rule, f"add {num_steps}").exception()
+
+
+def _check_prefix(resolved: ResolvedRequest) -> None:
+    if not resolved.shared_prefix:
+        return
+    if not resolved.shared_initial_noise:
+        rule = "needs shared_initial_noise: samples that start apart have no steps in common"
+        raise invalid("shared_prefix", True, rule, "set shared_initial_noise, or leave it out").exception()
+    if first_stochastic_step(resolved) in (0, resolved.num_inference_steps):
+        rule = "needs a first stochastic step above 0: the steps before it are what is shared"
+        remedy = "name later stochastic_steps, or leave shared_prefix out"
+        raise invalid("shared_prefix", True, rule, remedy).exception()
 
 
 def _check_rising(field: str, steps: tuple[int, ...], *, last: int) -> None:

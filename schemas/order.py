@@ -16,6 +16,8 @@ class SampleOrder(Contract):
     request: ResolvedRequest
     sample_index: Annotated[int, Field(ge=0)]
     """Which sample of its group this is, from 0."""
+    until: Annotated[int, Field(ge=1)] | None = None
+    """Step whose state ends the sample, for the prefix that a group shares; None: the last."""
     attempt: Count
     """1, or more when an earlier replica died with the sample."""
     lease_id: str

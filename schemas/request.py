@@ -176,6 +176,9 @@ class RolloutRequest(Contract):
     group. None: all that can be, in each modality."""
     shared_initial_noise: Bool = False
     """Whether all samples of the group start from the same state."""
+    shared_prefix: Bool = False
+    """Rollout only, with shared_initial_noise: compute the steps before the first stochastic one, which are
+    then the same for the whole group, once instead of once per sample."""
 
     return_steps: ReturnSteps = "transitions"
     """States to keep, where state k is the one before step k: transitions (before and after each stochastic

@@ -123,6 +123,7 @@ def _filled_in(asked: RolloutRequest, card: ModelCard) -> ResolvedRequest:
         transition=transition,
         stochastic_steps=stochastic_steps,
         shared_initial_noise=asked.shared_initial_noise,
+        shared_prefix=asked.shared_prefix,
         return_steps=_return_steps(asked, stochastic_steps, num_steps),
         state_dtype=asked.state_dtype,
         trajectory=asked.trajectory,

@@ -63,6 +63,7 @@ class ResolvedRequest(Contract):
     stochastic_steps: StepLists
     """Of 0 .. num_inference_steps - 1, what each modality's transition can do."""
     shared_initial_noise: Bool
+    shared_prefix: Bool
 
     return_steps: Indices
     """States to keep, of 0 .. num_inference_steps, rising, the last one always among them."""
@@ -73,6 +74,13 @@ class ResolvedRequest(Contract):
     request_id: RequestId
     metadata: Metadata | None
     deadline_s: Positive
+
+
+def first_stochastic_step(resolved: ResolvedRequest) -> int:
+    """The first step in which either modality moves stochastically; the number of steps where none does."""
+    return min(
+        (*resolved.stochastic_steps.video, *resolved.stochastic_steps.audio, resolved.num_inference_steps)
+    )
 
 
 def needs_negative_prompt(resolved: ResolvedRequest) -> bool:

@@ -301,7 +301,7 @@ def test_a_state_with_nan_is_a_failure_that_names_its_modality(
     assert problem.code == "non_finite" and problem.field == f"{modality}_latents"
 
 
-@pytest.mark.parametrize("trouble", ["nan", "forward", "conditioning"])
+@pytest.mark.parametrize("trouble", ["nan", "forward"])
 def test_a_sample_in_trouble_fails_alone_and_its_neighbours_numbers_stay(
     trouble: str,
     transformer: LTX2VideoTransformer3DModel,
@@ -322,8 +322,6 @@ def test_a_sample_in_trouble_fails_alone_and_its_neighbours_numbers_stay(
     bad = {
         "nan": lambda: order(job={"initial": nan_latents(order(), card, "audio")}),
         "forward": lambda: order(prompt="a cursed prompt"),
-        # Guidance without a negative prompt's contexts. It shares no pass with the others, but an engine.
-        "conditioning": lambda: order(guidance={"video": 2.0}, job={"conditioning": condition("a red ball")}),
     }[trouble]()
     good = [order(1), order(2)]
     expected = sample(engine(), good)
@@ -337,6 +335,16 @@ def test_a_sample_in_trouble_fails_alone_and_its_neighbours_numbers_stay(
         assert "step 1 of 6: RuntimeError: the kernel gave up" in problem.rule
     for future, alone in zip((first, second), expected, strict=True):
         assert same_numbers(future.result(timeout=0), alone)
+
+
+def test_a_guided_job_without_the_negative_prompts_contexts_is_refused_when_it_is_submitted(
+    still: StillTransformer, card: ModelCard, order: Order, condition: Callable[..., Conditioning]
+) -> None:
+    engine = Engine(VelocityModel(still), card, row_buckets=(4,))
+    job = order(guidance={"video": 2.0}, job={"conditioning": condition("a red ball")})
+    with pytest.raises(ValueError, match="must hold the negative prompt's contexts"):
+        engine.submit(job)
+    assert engine.progress() == []
 
 
 def test_a_geometry_that_does_not_fit_in_memory_fails_alone_with_its_size(
@@ -445,15 +453,13 @@ def test_stopping_fails_what_is_held_and_takes_no_more(
     loop.start()
     assert forward_began.wait(timeout=60)
     engine.stop()
-    with pytest.raises(RuntimeError, match="stopping"):
+    with pytest.raises(RuntimeError, match="replica_died"):
         engine.submit(order(2))
     may_go_on.set()
     loop.join(timeout=60)
     for future in futures:
         problem = problem_of(future)
-        assert (
-            problem.code == "internal" and "stopped" in problem.rule and problem.remedy == "submit it again"
-        )
+        assert problem.code == "replica_died" and "stopped" in problem.rule
     assert engine.progress() == []
 
 

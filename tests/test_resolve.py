@@ -62,6 +62,7 @@ def test_a_bare_prompt_gets_the_cards_defaults() -> None:
         },
         "stochastic_steps": {"video": (0, 1, 2, 3, 4, 5), "audio": (0, 1, 2, 3, 4, 5)},
         "shared_initial_noise": False,
+        "shared_prefix": False,
         "return_steps": (0, 1, 2, 3, 4, 5, 6),
         "state_dtype": "float32",
         "trajectory": True,

@@ -133,7 +133,10 @@ def test_a_preset_may_be_a_path(tmp_path: Path) -> None:
         ({"denoiser": {"row_buckets": [0, 1]}}, r"use \[1\]"),
         ({"denoiser": {"num_threads": 0}}, "num_threads"),
         ({"denoiser": {"dtype": "float64"}}, "dtype"),
-        ({"batch_invariant": True}, r"exactly one size with batch_invariant, got \[1, 2, 4, 8\]; use \[8\]"),
+        (
+            {"batch_invariant": True},
+            r"exactly one size with batch_invariant, got \[1, 2, 4, 8\]; use \[1\] on a CPU",
+        ),
         ({"defaults": {"num_inference_steps": 101}}, "at most limits.max_inference_steps, 100, got 101"),
         ({"defaults": {"deadline_s": 4000}}, "at most limits.max_deadline_s, 3600, got 4000"),
         ({"client": {"lease_s": 0.5}}, "pulse_s must be at most half of lease_s"),

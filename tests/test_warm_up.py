@@ -7,6 +7,7 @@ import torch
 from diffusers import LTX2VideoTransformer3DModel
 from torch import Tensor
 
+from pipeline.batching import Buckets
 from pipeline.velocity import VelocityModel
 from pipeline.warm_up import check_batch_invariance, warm_up
 from schemas.card import ModelCard
@@ -31,7 +32,7 @@ class LeaksNeighbours(RowByRow):
 
 def test_warming_up_runs_every_size_once_at_the_default_geometry(card: ModelCard) -> None:
     still = StillTransformer()
-    warm_up(VelocityModel(still), card, (1, 2, 4))
+    warm_up(VelocityModel(still), card, Buckets(sizes=(1, 2, 4)))
     assert [len(batch["hidden_states"]) for batch in still.batches] == [1, 2, 4]
     assert {tuple(batch["hidden_states"].shape[1:]) for batch in still.batches} == {(12, card.video_channels)}
     assert all(
@@ -41,7 +42,7 @@ def test_warming_up_runs_every_size_once_at_the_default_geometry(card: ModelCard
 
 
 def test_the_tiny_transformer_warms_up(model: VelocityModel, card: ModelCard) -> None:
-    warm_up(model, card, (1, 2))
+    warm_up(model, card, Buckets(sizes=(1, 2)))
 
 
 def test_one_row_is_always_invariant(model: VelocityModel, card: ModelCard) -> None:
@@ -70,7 +71,7 @@ def test_nothing_here_touches_the_global_generator_or_asks_for_gradients(
     model: VelocityModel, card: ModelCard
 ) -> None:
     before = torch.get_rng_state()
-    warm_up(model, card, (1,))
+    warm_up(model, card, Buckets(sizes=(1,)))
     check_batch_invariance(model, card, 1)
     assert torch.equal(before, torch.get_rng_state())
     assert all(parameter.grad is None for parameter in model.transformer.parameters())

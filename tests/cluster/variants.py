@@ -47,9 +47,9 @@ class TellingDenoiser(Denoiser):
         super().__init__(config, board)
         self.num_calls = 0
 
-    async def __call__(self, conditioning: pa.Table, order: dict[str, Any], num_rows: int = 1) -> pa.Table:
+    async def __call__(self, *args: Any, **kwargs: Any) -> pa.Table:
         self.num_calls += 1
-        return await super().__call__(conditioning, order, num_rows)
+        return await super().__call__(*args, **kwargs)
 
     async def status(self) -> dict[str, Any]:
         return {**await super().status(), "pid": os.getpid(), "num_calls": self.num_calls}
@@ -64,8 +64,10 @@ class SlowDenoiser(TellingDenoiser):
         self.engine.model = self.slow_model  # type: ignore[assignment]
         self.cancelled: list[dict[str, Any]] = []
 
-    async def __call__(self, conditioning: pa.Table, order: dict[str, Any], num_rows: int = 1) -> pa.Table:
-        call = asyncio.ensure_future(super().__call__(conditioning, order, num_rows))
+    async def __call__(
+        self, conditioning: pa.Table, order: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> pa.Table:
+        call = asyncio.ensure_future(super().__call__(conditioning, order, *args, **kwargs))
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
