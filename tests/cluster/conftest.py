@@ -63,7 +63,10 @@ def plain(port: int) -> Iterator[App]:
         text_encoder=variants.SlowableTextEncoder,
         denoiser=variants.TellingDenoiser,
         av_decoder=variants.SlowableDecoder,
-        options={"Denoiser": ROOM_OF_PLAIN},
+        options={
+            "Denoiser": ROOM_OF_PLAIN,
+            **dict.fromkeys(("Ingress", "TextEncoder"), {"max_ongoing_requests": 64}),
+        },
     )
     with deployed("plain", app, port) as running:
         yield running

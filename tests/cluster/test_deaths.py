@@ -17,8 +17,8 @@ from schemas.trajectory import read_trajectory
 
 LEASE_S, PULSE_S = 4.0, 0.25
 """As the app `four` has them."""
-SLACK_S = 1.5
-"""Between something's happening and this process having asked about it, on a busy machine."""
+SLACK_S = 0.5
+"""A step, and a busy machine."""
 MIB = 2**20
 
 
@@ -156,15 +156,16 @@ def test_a_trainer_dies_and_its_work_ends_within_its_lease(four: App) -> None:
     num_bytes = ray.get(trainer.gathered_bytes.remote())
     assert num_bytes > MIB
     ray.get(trainer.submit.remote(slow))
-    until(lambda: len(four.held()) == 8)
+    held = until(lambda: set(four.held()) if len(four.held()) == 8 else None)
     until(lambda: stored_bytes() >= before + num_bytes)
 
     kill(pid)
-    died_at = time.monotonic()
-    until(lambda: not four.held())
-    assert time.monotonic() - died_at < LEASE_S + 2 * PULSE_S + SLACK_S
+    died_at = time.time()
     until(lambda: stored_bytes() < before + num_bytes / 2)
-    assert time.monotonic() - died_at < LEASE_S + 2 * PULSE_S + SLACK_S
+    assert time.time() - died_at < LEASE_S
+    until(lambda: not four.held())
+    ends = {key: end for status in four.ask("Denoiser") for key, end in status["failed"].items()}
+    assert max(ends[key] for key in held) - died_at < LEASE_S + 2 * PULSE_S + SLACK_S
 
 
 def test_a_cancelled_group_stops_within_one_step_and_what_was_queued_never_starts(four: App) -> None:

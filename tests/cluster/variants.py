@@ -56,13 +56,14 @@ class TellingDenoiser(Denoiser):
 
 
 class SlowDenoiser(TellingDenoiser):
-    """Takes STEP_S more for each forward pass."""
+    """Takes STEP_S more for each forward pass, and says which calls were cancelled and when which failed."""
 
     def __init__(self, config: AppConfig, board: DeploymentHandle) -> None:
         super().__init__(config, board)
         self.slow_model = SlowModel(self.model)
         self.engine.model = self.slow_model  # type: ignore[assignment]
         self.cancelled: list[dict[str, Any]] = []
+        self.failed: dict[str, float] = {}
 
     async def __call__(
         self, conditioning: pa.Table, order: dict[str, Any], *args: Any, **kwargs: Any
@@ -77,9 +78,16 @@ class SlowDenoiser(TellingDenoiser):
             steps_after = self.slow_model.num_forwards - num_forwards
             self.cancelled.append({"sample_id": order["sample_id"], "steps_after": steps_after})
             raise
+        except Exception:
+            self.failed[order["sample_id"]] = time.time()
+            raise
 
     async def status(self) -> dict[str, Any]:
-        own = {"num_forwards": self.slow_model.num_forwards, "cancelled": self.cancelled}
+        own = {
+            "num_forwards": self.slow_model.num_forwards,
+            "cancelled": self.cancelled,
+            "failed": self.failed,
+        }
         return {**await super().status(), **own}
 
 
