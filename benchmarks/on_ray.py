@@ -12,9 +12,7 @@ from typing import Any
 import ray
 import torch
 from ray import serve
-from ray.serve.handle import DeploymentHandle
 
-from configs.settings import AppConfig
 from deployments.denoiser import Denoiser
 from pipeline.velocity import PLAIN, Latents, Perturbation, Row
 from schemas.geometry import Geometry
@@ -64,8 +62,8 @@ class SleepingModel:
 class SleepingDenoiser(Denoiser):
     """The real denoiser around a model that sleeps."""
 
-    def __init__(self, config: AppConfig, board: DeploymentHandle) -> None:
-        super().__init__(config, board)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.engine.model = SleepingModel()  # type: ignore[assignment]
 
 

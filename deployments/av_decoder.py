@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 
 from configs.settings import AppConfig
-from pipeline.checkpoint import load, read_card
+from pipeline.checkpoint import load
 from pipeline.decode import AVDecoder as Decoder
 from pipeline.tensors import frozen
+from schemas.card import ModelCard
 from schemas.geometry import Geometry
 from schemas.media import pack_media
 from schemas.trajectory import read_trajectory
@@ -18,9 +19,9 @@ from schemas.trajectory import read_trajectory
 class AVDecoder:
     """Video VAE, audio VAE and vocoder on one device."""
 
-    def __init__(self, config: AppConfig) -> None:
+    def __init__(self, config: AppConfig, card: ModelCard) -> None:
         settings = config.decoder
-        self.card = read_card(config.model, config.limits, config.defaults)
+        self.card = card
         dtypes = {"vae": settings.dtype, "audio_vae": settings.audio_dtype, "vocoder": settings.audio_dtype}
         parts = {
             component: load(

@@ -22,7 +22,7 @@ from ray.serve.handle import DeploymentHandle
 from configs.settings import AppConfig
 from deployments.lease_board import Progress
 from deployments.metrics import DenoiserMetrics
-from pipeline.checkpoint import load, read_card
+from pipeline.checkpoint import load
 from pipeline.conditioning import Conditioning, read
 from pipeline.engine import Engine, Finished
 from pipeline.prefix import read_prefix
@@ -32,6 +32,7 @@ from pipeline.sample import Job
 from pipeline.velocity import VelocityModel
 from pipeline.warm_up import check_batch_invariance, warm_up
 from schemas.arrow import manifest_of
+from schemas.card import ModelCard
 from schemas.checks import check
 from schemas.order import SampleOrder
 
@@ -44,11 +45,11 @@ BASE_POLICY_VERSION = 0
 class Denoiser:
     """The transformer on one device, and the engine that samples from it."""
 
-    def __init__(self, config: AppConfig, board: DeploymentHandle) -> None:
+    def __init__(self, config: AppConfig, card: ModelCard, board: DeploymentHandle) -> None:
         settings = config.denoiser
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
-        self.card = read_card(config.model, config.limits, config.defaults)
+        self.card = card
         transformer = load(
             config.model,
             "transformer",

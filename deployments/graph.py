@@ -25,6 +25,7 @@ from deployments.ingress import Ingress
 from deployments.lease_board import LeaseBoard
 from deployments.router import FewestRowsRouter
 from deployments.text_encoder import TextEncoder
+from pipeline.checkpoint import read_card
 
 
 def build_app(args: AppConfig) -> Application:
@@ -42,6 +43,7 @@ def bind(
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Application:
     """The graph with other classes in a stage's place, and ``serve.deployment`` options by deployment name."""
+    card = read_card(args.model, args.limits, args.defaults)
     spread = RequestRouterConfig(
         request_router_class=FewestRowsRouter,
         initial_backoff_s=0.005,
@@ -56,8 +58,8 @@ def bind(
     board = deployment(lease_board, "LeaseBoard", logging_config={"enable_access_log": False}).bind(
         args.client.lease_s
     )
-    encoder = deployment(text_encoder, "TextEncoder").bind(args)
-    sampler = deployment(denoiser, "Denoiser", request_router_config=spread).bind(args, board)
-    decoder = deployment(av_decoder, "AVDecoder").bind(args)
+    encoder = deployment(text_encoder, "TextEncoder").bind(args, card)
+    sampler = deployment(denoiser, "Denoiser", request_router_config=spread).bind(args, card, board)
+    decoder = deployment(av_decoder, "AVDecoder").bind(args, card)
     front = deployment(serve.ingress()(Ingress), "Ingress")
-    return front.bind(args, encoder, sampler, decoder, board)
+    return front.bind(args, card, encoder, sampler, decoder, board)

@@ -15,7 +15,7 @@ from deployments.client import RolloutClient
 from deployments.conductor import Handles
 from deployments.group import RolloutGroup
 from deployments.http_api import http_app
-from pipeline.checkpoint import read_card
+from schemas.card import ModelCard
 from schemas.request import RolloutRequest
 
 
@@ -25,13 +25,14 @@ class Ingress:
     def __init__(
         self,
         config: AppConfig,
+        card: ModelCard,
         text_encoder: DeploymentHandle,
         denoiser: DeploymentHandle,
         av_decoder: DeploymentHandle,
         lease_board: DeploymentHandle,
     ) -> None:
         self._config = config
-        self._card = read_card(config.model, config.limits, config.defaults)
+        self._card = card
         handles = Handles(
             text_encoder=text_encoder, denoiser=denoiser, av_decoder=av_decoder, lease_board=lease_board
         )

@@ -12,17 +12,17 @@ from cachetools import LRUCache
 from ray import serve
 
 from configs.settings import AppConfig
-from pipeline.checkpoint import load, read_card
+from pipeline.checkpoint import load
 from pipeline.text import EncodedPrompt, PromptEncoder
+from schemas.card import ModelCard
 from schemas.conditioning import pack_conditioning
 
 
 class TextEncoder:
     """Tokenizer, text encoder and connectors on one device."""
 
-    def __init__(self, config: AppConfig) -> None:
+    def __init__(self, config: AppConfig, card: ModelCard) -> None:
         settings = config.text_encoder
-        card = read_card(config.model, config.limits, config.defaults)
         parts = {
             component: load(
                 config.model,

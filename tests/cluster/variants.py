@@ -9,9 +9,7 @@ import time
 from typing import Any
 
 import pyarrow as pa
-from ray.serve.handle import DeploymentHandle
 
-from configs.settings import AppConfig
 from deployments.av_decoder import AVDecoder
 from deployments.denoiser import Denoiser
 from deployments.lease_board import LeaseBoard
@@ -43,8 +41,8 @@ class SlowModel:
 class TellingDenoiser(Denoiser):
     """Counts its calls."""
 
-    def __init__(self, config: AppConfig, board: DeploymentHandle) -> None:
-        super().__init__(config, board)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.num_calls = 0
 
     async def __call__(self, *args: Any, **kwargs: Any) -> pa.Table:
@@ -58,8 +56,8 @@ class TellingDenoiser(Denoiser):
 class SlowDenoiser(TellingDenoiser):
     """Takes STEP_S more for each forward pass, and says which calls were cancelled and when which failed."""
 
-    def __init__(self, config: AppConfig, board: DeploymentHandle) -> None:
-        super().__init__(config, board)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.slow_model = SlowModel(self.model)
         self.engine.model = self.slow_model  # type: ignore[assignment]
         self.cancelled: list[dict[str, Any]] = []
@@ -94,8 +92,8 @@ class SlowDenoiser(TellingDenoiser):
 class SlowableTextEncoder(TextEncoder):
     """Takes ENCODE_S more for a prompt that says SLOWLY, and counts its calls."""
 
-    def __init__(self, config: AppConfig) -> None:
-        super().__init__(config)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.num_calls = 0
 
     async def __call__(self, prompt: str, negative_prompt: str | None = None) -> pa.Table:
@@ -111,8 +109,8 @@ class SlowableTextEncoder(TextEncoder):
 class SlowableDecoder(AVDecoder):
     """Takes DECODE_S more for a prompt that says SLOWLY, and counts its calls."""
 
-    def __init__(self, config: AppConfig) -> None:
-        super().__init__(config)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.num_calls = 0
 
     async def __call__(self, trajectory: pa.Table) -> dict[str, pa.Table]:
