@@ -65,7 +65,7 @@ def plain(port: int) -> Iterator[App]:
         av_decoder=variants.SlowableDecoder,
         options={
             "Denoiser": ROOM_OF_PLAIN,
-            **dict.fromkeys(("Ingress", "TextEncoder"), {"max_ongoing_requests": 64}),
+            **{stage: {"max_ongoing_requests": 64} for stage in ("Ingress", "TextEncoder")},
         },
     )
     with deployed("plain", app, port) as running:
@@ -89,7 +89,7 @@ def four(port: int) -> Iterator[App]:
         lease_board=variants.TellingLeaseBoard,
         options={
             "Denoiser": {"num_replicas": NUM_DENOISERS, "max_ongoing_requests": 16, **soon_missed},
-            **dict.fromkeys(("TextEncoder", "AVDecoder", "LeaseBoard"), soon_missed),
+            **{name: soon_missed for name in ("TextEncoder", "AVDecoder", "LeaseBoard")},
         },
     )
     with deployed("four", app, port) as running:

@@ -1,0 +1,83 @@
+"""The denoiser's class without a cluster: a call that is cancelled at any moment leaves no sample in the engine."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.settings import AppConfig
+from deployments.denoiser import Denoiser
+from pipeline.text import PromptEncoder
+from schemas.card import ModelCard
+from schemas.conditioning import pack_conditioning
+from schemas.resolve import resolve
+
+
+class NoBoard:
+    """A lease board that never answers: leases are then taken to stand."""
+
+    def __getattr__(self, _: str) -> Any:
+        raise RuntimeError("no answer")
+
+
+@pytest.fixture(scope="module")
+def denoiser(card: ModelCard) -> Iterator[Denoiser]:
+    running = Denoiser(AppConfig(denoiser={"row_buckets": [1]}), card, NoBoard())
+    yield running
+    running.__del__()  # ends its threads, as Serve does
+
+
+@pytest.fixture(scope="module")
+def conditioning(encoder: PromptEncoder) -> pa.Table:
+    (encoded,) = encoder.encode(["a red ball"], num_rows=1)
+    return pack_conditioning(
+        video_context=encoded.video,
+        audio_context=encoded.audio,
+        text_mask=encoded.mask,
+        torch_dtype=encoded.torch_dtype,
+        manifest={"digest": encoded.digest},
+    )
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 5, 20, 200])
+def test_a_cancelled_call_has_left_the_engine_when_it_ends(
+    denoiser: Denoiser, conditioning: pa.Table, turns: int
+) -> None:
+    request = resolve({"prompt": "a red ball", "num_inference_steps": 100, "num_samples": 4}, denoiser.card)
+
+    async def test() -> None:
+        calls = []
+        for index in range(4):
+            order = {
+                "sample_id": f"sample/{turns}/{index}",
+                "request": request.model_dump(mode="json"),
+                "sample_index": index,
+                "attempt": 1,
+                "lease_id": "mine",
+                "seconds_left": 60.0,
+                "encode_s": 0.0,
+            }
+            calls.append(asyncio.ensure_future(denoiser(conditioning, order)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert all(call.cancelled() for call in calls)
+        while denoiser.engine.progress():  # the engine's thread is about to let go
+            await asyncio.sleep(0.001)
+
+    before = asdict(denoiser.engine.stats)
+    asyncio.run(test())
+    after = asdict(denoiser.engine.stats)
+    assert after["cancelled"] - before["cancelled"] == 4 and after["done"] == before["done"]
+
+
+def test_health_is_the_engines_heartbeat(denoiser: Denoiser) -> None:
+    denoiser.check_health()
+    denoiser._stall_timeout_s = -1.0
+    with pytest.raises(RuntimeError, match="stall_timeout_s"):
+        denoiser.check_health()
