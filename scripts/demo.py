@@ -3,8 +3,9 @@
     serve run serve_config.yaml --address local
     python examples/collect_rollouts.py --num-samples 4 --out out ...
 
-The Ray cluster is the demo's own: its own folder, ports and token, on the loopback interface alone. Another cluster on
-the machine is neither joined nor touched. Whatever was started is stopped again, also on Ctrl-C and on a failure.
+The Ray cluster is the demo's own: its own folder, ports and token, and on the loopback interface where Ray lets one choose
+(the ports on which Serve's replicas talk to each other are open on all). Another cluster on the machine is neither joined
+nor touched. Whatever was started is stopped again, also on Ctrl-C and on a failure.
 """
 
 import argparse
