@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 from ray.serve import metrics
 
-from pipeline.engine import EngineStats
+from pipeline.stats import EngineStats
 
 PREFIX = "ltx_rollout_"
 

@@ -25,6 +25,8 @@ from pipeline.guidance import Velocities
 from pipeline.noise import MODALITIES, Modality
 from pipeline.sample import Job, Places, Sample
 from pipeline.side_work import Draws, HostCopies, Pace
+from pipeline.stats import EngineStats
+from pipeline.troubles import expired, failure, lease_ran_out, non_finite, stopped
 from pipeline.velocity import PLAIN, Perturbation, Place, Row, VelocityModel
 from schemas.card import ModelCard
 from schemas.errors import Problem
@@ -45,31 +47,6 @@ class Finished:
     """From submission to the first step."""
     denoise_s: float
     """From the first step to the last, shared forward passes counted whole."""
-
-
-@dataclass(kw_only=True, slots=True)
-class EngineStats:
-    """Totals since the engine was made. Written by its thread, read by any."""
-
-    ticks: int = 0
-    """Turns of the loop in which samples moved."""
-    rows: int = 0
-    """Rows of samples in all forward passes."""
-    padded_rows: int = 0
-    """Rows that only filled a batch up."""
-    tokens: int = 0
-    """Video and audio tokens of the samples' rows."""
-    forward_s: float = 0.0
-    """Seconds in the model's forward passes, as the step thread sees them (on a GPU: to queue them)."""
-    busy_s: float = 0.0
-    """Seconds in which samples moved."""
-    wait_s: float = 0.0
-    """Sum over the done samples of the time from submission to the first step."""
-    done: int = 0
-    cancelled: int = 0
-    expired: int = 0
-    """Out of time, or of a caller that fell silent."""
-    failed: int = 0
 
 
 class Entry:
@@ -123,7 +100,7 @@ class Engine:
         entry = Entry(job, sample, self._clock())
         with self._wake:
             if self._stopping:
-                raise _stopped().exception()
+                raise stopped().exception()
             self._waiting.append(entry)
             self._wake.notify()
         return entry.future
@@ -173,7 +150,7 @@ class Engine:
                 with self._wake:
                     if not self._waiting and not self._cancelled and not self._stopping:
                         self._wake.wait(IDLE_WAIT_S)
-        self._give_up_all(_stopped())
+        self._give_up_all(stopped())
         self._drawing.shutdown(wait=False)
 
     def tick(self) -> bool:
@@ -270,7 +247,7 @@ class Engine:
         for entry in done:
             sample, now = entry.sample, self._clock()
             assert entry.started_at is not None
-            problem = _non_finite(sample)
+            problem = non_finite(sample)
             if problem is not None:
                 self._fail(entry, problem.exception())
                 continue
@@ -300,12 +277,12 @@ class Engine:
                 entry.future.cancel()
                 self._let_go(entry)
             elif now > job.expires_at:
-                self._fail(entry, _expired(entry).exception())
+                self._fail(entry, expired(entry.sample).exception())
             elif job.lease_id is not None and now > leases.get(job.lease_id, now):
-                self._fail(entry, _lease_ran_out(entry).exception())
+                self._fail(entry, lease_ran_out(job).exception())
 
     def _fail(self, entry: Entry, error: Exception) -> None:
-        problem = Problem.of(error) or _failure(entry, error)
+        problem = Problem.of(error) or failure(entry.sample, error)
         if problem.code in ("deadline_exceeded", "lease_expired"):
             self.stats.expired += 1
         else:
@@ -327,61 +304,3 @@ class Engine:
             held = [*self._active, *self._waiting]
         for entry in held:
             self._fail(entry, problem.exception())
-
-
-def _stopped() -> Problem:
-    return Problem(
-        code="replica_died",
-        rule="the replica was stopped before the sample was done",
-        remedy="submit it again; a RolloutClient does so by itself",
-    )
-
-
-def _expired(entry: Entry) -> Problem:
-    return Problem(
-        code="deadline_exceeded",
-        field="deadline_s",
-        value=entry.job.request.deadline_s,
-        rule=f"the sample was not done in time, at step {entry.sample.step} of {entry.sample.num_steps}",
-        remedy="allow more time, ask for fewer steps or samples, or add denoiser replicas",
-    )
-
-
-def _lease_ran_out(entry: Entry) -> Problem:
-    return Problem(
-        code="lease_expired",
-        field="lease_id",
-        value=entry.job.lease_id,
-        rule="the caller stopped renewing its lease, so its samples were dropped",
-        remedy="keep the RolloutClient that submitted them alive",
-    )
-
-
-def _failure(entry: Entry, error: Exception) -> Problem:
-    step = f"step {entry.sample.step} of {entry.sample.num_steps}"
-    if isinstance(error, torch.OutOfMemoryError):
-        return Problem(
-            code="out_of_memory",
-            rule=f"the forward pass of this geometry does not fit in the device's memory ({step})",
-            value=f"{entry.sample.geometry.num_video_tokens} video tokens",
-            remedy="ask for fewer frames or a smaller picture, or lower denoiser.row_buckets",
-        )
-    logger.error("sample %s failed at %s", entry.job.sample_id, step, exc_info=error)
-    return Problem(
-        code="internal",
-        rule=f"the sample failed at {step}: {type(error).__name__}: {error}",
-        remedy="see the replica's log",
-    )
-
-
-def _non_finite(sample: Sample) -> Problem | None:
-    """NaN and infinity stay in a state once they are there, so the last state tells of every step."""
-    for modality in MODALITIES:
-        if not bool(torch.isfinite(sample.latents[modality].float()).all()):
-            return Problem(
-                code="non_finite",
-                field=f"{modality}_latents",
-                rule="the state holds NaN or infinity",
-                remedy="check the weights, lower noise_level, or use a wider state_dtype or model dtype",
-            )
-    return None

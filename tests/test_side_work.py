@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from deployments.metrics import Rates
-from pipeline.engine import Engine, EngineStats
+from pipeline.engine import Engine
 from pipeline.noise import draw, noise_key
 from pipeline.sample import Job
 from pipeline.side_work import Draws, HostCopies, to_device
+from pipeline.stats import EngineStats
 from pipeline.velocity import VelocityModel
 from schemas.card import ModelCard
 from tests.engines import StillTransformer, sample
