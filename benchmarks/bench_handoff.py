@@ -21,8 +21,9 @@ from typing import Any
 import msgpack
 import numpy as np
 import ray
-import safetensors.torch
 import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 
 from benchmarks.harness import Spread, ratio, report, seconds, take_turns
 from pipeline.tensors import to_numpy
@@ -89,7 +90,7 @@ class _Forms(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         tensors = {modality: torch.stack(kept) for modality, kept in self.kept.items()}
-        raw = {name: safetensors.torch.save({"t": tensor}) for name, tensor in tensors.items()}
+        raw = {name: save_tensors({"t": tensor}) for name, tensor in tensors.items()}
         if self.path == "/msgpack":
             body = msgpack.packb({name: {"__tensor__": True, "data": data} for name, data in raw.items()})
         else:
@@ -114,13 +115,13 @@ def from_arrow(replica: Any) -> tuple[float, np.ndarray[Any, Any]]:
 def from_msgpack(port: int) -> np.ndarray[Any, Any]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/msgpack", timeout=120) as answer:
         unpacked = msgpack.unpackb(answer.read())
-    return safetensors.torch.load(unpacked["video"]["data"])["t"].numpy()
+    return load_tensors(unpacked["video"]["data"])["t"].numpy()
 
 
 def from_json(port: int) -> np.ndarray[Any, Any]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=300) as answer:
         unpacked = json.loads(answer.read())
-    return safetensors.torch.load(base64.b64decode(unpacked["video"]))["t"].numpy()
+    return load_tensors(base64.b64decode(unpacked["video"]))["t"].numpy()
 
 
 def measure(num_mib: int, turns: int) -> list[dict[str, Any]]:
