@@ -25,6 +25,7 @@ RETRY_AFTER_S = 1
 STATUSES = {
     413: "the body is too long",
     422: "cannot be sampled",
+    500: "no sample could be made",
     503: "full, try again",
     504: "not done by its deadline",
 }

@@ -8,6 +8,8 @@ This module does not know the sigma grid of a number of steps (the scheduler doe
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from schemas.card import ModelCard
 from schemas.errors import invalid
 from schemas.geometry import Geometry, geometry
@@ -17,7 +19,7 @@ from schemas.sampling import Transition
 
 CLOSE_TO_ONE = 1e-5
 """How near to 1 a sigma counts as 1: the first sigma of some grids is 0.99999994."""
-MIN_STOCHASTIC_SIGMA = 1e-6
+MIN_STOCHASTIC_SIGMA = float(np.float32(1e-6))
 """The variance of a step falls with its sigma: here it is still a float32, further down it is not."""
 
 
@@ -122,6 +124,9 @@ def _check_steps(resolved: ResolvedRequest) -> None:
 def _check_prefix(resolved: ResolvedRequest) -> None:
     if not resolved.shared_prefix:
         return
+    if resolved.mode == "generate":
+        rule, remedy = "cannot be given in mode generate", "leave it out, or use mode rollout"
+        raise invalid("shared_prefix", True, rule, remedy).exception()
     if not resolved.shared_initial_noise:
         rule = "needs shared_initial_noise: samples that start apart have no steps in common"
         raise invalid("shared_prefix", True, rule, "set shared_initial_noise, or leave it out").exception()

@@ -6,7 +6,7 @@ so a request survives `model_dump` and back.
 
 This module does not know which checkpoint is served, nor its limits.
 
-Invariant: a field that would have no effect is refused, never ignored.
+Invariant: a field of the other mode, or that contradicts another, is refused, never ignored.
 """
 
 import json
@@ -191,7 +191,7 @@ class RolloutRequest(Contract):
     """Whether video and audio are wanted."""
 
     request_id: RequestId | None = None
-    """Idempotency key. None: drawn."""
+    """Names the rollout in its manifests and answers. None: one is drawn."""
     metadata: Metadata | None = None
     """Up to 4 KiB of JSON, echoed in each manifest."""
     deadline_s: Positive | None = None

@@ -94,7 +94,7 @@ def made_prefix(made: Finished) -> Prefix:
         ({"stochastic_steps": WINDOW}, "needs shared_initial_noise"),
         ({"shared_initial_noise": True}, "needs a first stochastic step above 0"),
         ({"shared_initial_noise": True, "stochastic_steps": []}, "needs a first stochastic step above 0"),
-        ({"shared_initial_noise": True, "mode": "generate"}, "needs a first stochastic step above 0"),
+        ({"shared_initial_noise": True, "mode": "generate"}, "cannot be given in mode generate"),
     ],
 )
 def test_a_prefix_with_nothing_to_share_is_refused(
