@@ -17,7 +17,7 @@ from schemas.trajectory import read_trajectory
 
 LEASE_S, PULSE_S = 4.0, 0.25
 """As the app `four` has them."""
-SLACK_S = 1.5
+SLACK_S = 0.5
 """A step, and a busy machine."""
 MIB = 2**20
 
