@@ -17,7 +17,7 @@ from diffusers import LTX2VideoTransformer3DModel
 
 from benchmarks.harness import report
 from configs.settings import AppConfig
-from pipeline.checkpoint import read_card
+from pipeline.checkpoint import load, read_card
 from pipeline.conditioning import Conditioning, Context
 from pipeline.engine import Engine
 from pipeline.noise import draw
@@ -62,8 +62,6 @@ def smallest_card() -> ModelCard:
 
 
 def smallest_model() -> LTX2VideoTransformer3DModel:
-    from pipeline.checkpoint import load
-
     return load("tiny", "transformer")  # type: ignore[no-any-return]
 
 

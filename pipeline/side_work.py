@@ -1,6 +1,6 @@
 """Work that a step need not wait for: noise drawn ahead, kept states copied to the host while the next step runs.
 
-Pure helpers of the step thread. They change when something is computed, never what.
+Beside the step thread: this changes when something is computed, never what.
 """
 
 from concurrent.futures import Executor, Future
