@@ -1,7 +1,8 @@
 """From the last step to arrays in the trainer's process: an Arrow table through the object store, against other ways.
 
-A replica's process holds the states of one sample as a list of tensors. Each contender packs them, hands them over and
-ends with one readable array per modality in this process; the receiver then adds up all elements, which is not timed.
+A replica's process holds the states of one sample as the recorder leaves them, a buffer per modality whose last row is
+yet to come. Each contender copies that row, packs, hands over and ends with one readable array per modality in this
+process; the receiver then adds up all elements, which is not timed.
 
     python -m benchmarks.bench_handoff
 """
@@ -33,17 +34,27 @@ MIB = 2**20
 NUM_STATES, CHANNELS, AUDIO_TOKENS = 16, 128, 126
 
 
-def states(num_bytes: int) -> dict[str, list[torch.Tensor]]:
-    """Kept states of one sample, one tensor per step and modality, of about this many bytes in all."""
-    tokens = num_bytes // (NUM_STATES * CHANNELS * 4) - AUDIO_TOKENS
-    return {
-        modality: [torch.randn(length, CHANNELS) for _ in range(NUM_STATES)]
-        for modality, length in (("video", tokens), ("audio", AUDIO_TOKENS))
-    }
+class Kept:
+    """Kept states of one sample, of about ``num_bytes`` in all."""
+
+    def __init__(self, num_bytes: int) -> None:
+        tokens = num_bytes // (NUM_STATES * CHANNELS * 4) - AUDIO_TOKENS
+        self.states = {
+            modality: torch.randn(NUM_STATES, length, CHANNELS)
+            for modality, length in (("video", tokens), ("audio", AUDIO_TOKENS))
+        }
+        self.last = {modality: states[-1].clone() for modality, states in self.states.items()}
+
+    def complete(self) -> dict[str, torch.Tensor]:
+        """The states [R, L, C] per modality, the last one just written."""
+        for modality, states in self.states.items():
+            states[-1].copy_(self.last[modality])
+        return self.states
 
 
-def packed(kept: dict[str, list[torch.Tensor]]) -> Any:
-    video, audio = (to_numpy(torch.stack(kept[modality])) for modality in ("video", "audio"))
+def packed(kept: Kept) -> Any:
+    states = kept.complete()
+    video, audio = (to_numpy(states[modality]) for modality in ("video", "audio"))
     none = [None] * NUM_STATES
     return pack_trajectory(
         steps=list(range(NUM_STATES)),
@@ -61,7 +72,7 @@ class Replica:
     """Holds the states and hands them over in every form."""
 
     def __init__(self, num_bytes: int) -> None:
-        self.kept = states(num_bytes)
+        self.kept = Kept(num_bytes)
         handler = type("Handler", (_Forms,), {"kept": self.kept})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -73,11 +84,11 @@ class Replica:
         return packed(self.kept)
 
     def torch_tensors(self) -> dict[str, torch.Tensor]:
-        return {modality: torch.stack(tensors) for modality, tensors in self.kept.items()}
+        return self.kept.complete()
 
     def timed_put(self) -> tuple[float, float]:
         """Seconds to pack and put the Arrow table, and of one copy of its bytes into memory that was used before."""
-        source = torch.stack(self.kept["video"]).numpy()
+        source = self.kept.states["video"].numpy()
         target = np.zeros_like(source)
         copy_s = seconds(lambda: np.copyto(target, source))
         return seconds(lambda: ray.put(packed(self.kept))), copy_s
@@ -86,11 +97,10 @@ class Replica:
 class _Forms(BaseHTTPRequestHandler):
     """The HTTP contenders' server: safetensors in msgpack, as SGLang answers, and base64 in JSON."""
 
-    kept: dict[str, list[torch.Tensor]]
+    kept: Kept
 
     def do_GET(self) -> None:
-        tensors = {modality: torch.stack(kept) for modality, kept in self.kept.items()}
-        raw = {name: save_tensors({"t": tensor}) for name, tensor in tensors.items()}
+        raw = {name: save_tensors({"t": states}) for name, states in self.kept.complete().items()}
         if self.path == "/msgpack":
             body = msgpack.packb({name: {"__tensor__": True, "data": data} for name, data in raw.items()})
         else:
@@ -187,6 +197,8 @@ def main() -> None:
     parser.add_argument("--mib", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--turns", type=int, default=5)
     args = parser.parse_args()
+    # Memory that is touched for the first time costs more than the copy into it: as docs/operations.md advises.
+    os.environ["RAY_preallocate_plasma_memory"] = "1"
     os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     ray.init(
@@ -204,7 +216,7 @@ def main() -> None:
         "handoff",
         rows,
         notes=[
-            "float32; both processes on one machine",
+            "float32; both processes on one machine; Ray's store preallocated",
             "marks: pack and put at most 2 memcpys, get under 5 ms, msgpack at least 10 times Arrow",
         ],
     )

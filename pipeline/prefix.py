@@ -15,7 +15,7 @@ def read_prefix(table: pa.Table) -> Prefix:
     trajectory = read_trajectory(table)
 
     def on_host(latents: Array) -> OnHost:
-        return OnHost(buffer=frozen(latents, trajectory.state_dtype), ready=None)
+        return OnHost(buffer=frozen(latents, trajectory.state_dtype))
 
     return Prefix(
         states=tuple(

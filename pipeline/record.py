@@ -7,7 +7,6 @@ import time
 from dataclasses import asdict
 
 import pyarrow as pa
-import torch
 
 from pipeline.engine import Finished
 from pipeline.noise import MODALITIES, Modality
@@ -30,7 +29,7 @@ def to_table(
     """The trajectory of a finished sample. ``timings`` in seconds are added to the engine's own and the packing's."""
     started = time.perf_counter()
     sample = finished.sample
-    video_latents, audio_latents = _stack(sample, "video"), _stack(sample, "audio")
+    video_latents, audio_latents = _states(sample, "video"), _states(sample, "audio")
     log_probs = {modality: host_floats(sample.log_probs[modality]) for modality in MODALITIES}
     steps = [state.step for state in sample.kept]
     sigmas = sample.sigmas
@@ -71,8 +70,11 @@ def to_table(
     )
 
 
-def _stack(sample: Sample, modality: Modality) -> Array:
-    return to_numpy(torch.stack([state.latents[modality] for state in sample.kept]))
+def _states(sample: Sample, modality: Modality) -> Array:
+    """Kept states [R, L, C] of one modality; the recorder wrote them side by side, so nothing is copied here."""
+    for state in sample.kept:
+        state.copies[modality].wait()
+    return to_numpy(sample.stacked[modality])
 
 
 def _at(log_probs: list[float | None], step: int) -> float | None:

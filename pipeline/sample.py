@@ -104,17 +104,23 @@ class Sample:
         check_sigmas(request, self.sigmas.tolist())
         self._storage = dtype_of(request.state_dtype)
         self._stochastic = {m: frozenset(getattr(request.stochastic_steps, m)) for m in MODALITIES}
-        self._kept_steps = frozenset(request.return_steps)
+        self._kept_steps = [*(k for k in request.return_steps if k < self.last_step), self.last_step]
         self.kept: list[State] = []
+        """The kept states so far, rising; each is a row of `stacked`."""
+        self.stacked: Latents = {
+            m: copies.room((len(self._kept_steps), *token_shape(self.geometry, m)), self._storage)
+            for m in MODALITIES
+        }
         if job.prefix is None:
             self.step, self.places = 0, list[Places]()
             self._latents: Latents = {
                 m: to_device(self._initial(m).to(self._storage), device) for m in MODALITIES
             }
-            self._keep()
+            self._keep(self.step, self._latents)
         else:
             self.step, self.places = job.prefix.step, list(job.prefix.places)
-            self.kept += [state for state in job.prefix.states if state.step in self._kept_steps]
+            for state in job.prefix.states:
+                self._keep(state.step, state.latents)
             start = job.prefix.states[-1].latents
             self._latents = {m: to_device(start[m], device) for m in MODALITIES}
         self.log_probs: dict[Modality, list[Tensor | None]] = {m: [None] * self.step for m in MODALITIES}
@@ -159,7 +165,7 @@ class Sample:
             self.log_probs[modality].append(log_probs[modality])
         self.places.append(places)
         self.step += 1
-        self._keep()
+        self._keep(self.step, self._latents)
         self._prepare_noise()
 
     def _move(self, modality: Modality, velocities: Velocities) -> tuple[Tensor, Tensor | None]:
@@ -205,10 +211,12 @@ class Sample:
             if self.step in self._stochastic[modality]:
                 self._draws.prepare(self._noise_key(modality), token_shape(self.geometry, modality))
 
-    def _keep(self) -> None:
-        if self.step in self._kept_steps or self.done:
-            copies = {m: self._copies.start(latents) for m, latents in self._latents.items()}
-            self.kept.append(State(step=self.step, copies=copies))
+    def _keep(self, step: int, latents: Latents) -> None:
+        """Copy a state into its row of the buffers, if it is one to keep."""
+        row = len(self.kept)
+        if row < len(self._kept_steps) and step == self._kept_steps[row]:
+            copies = {m: self._copies.start(latents[m], into=self.stacked[m][row]) for m in MODALITIES}
+            self.kept.append(State(step=step, copies=copies))
 
 
 def token_shape(of: Geometry, modality: Modality) -> tuple[int, int]:

@@ -35,7 +35,7 @@ class OnHost:
     """A tensor on its way to the host."""
 
     buffer: Tensor
-    ready: torch.cuda.Event | None
+    ready: torch.cuda.Event | None = None
 
     def wait(self) -> Tensor:
         """The host's copy, complete."""
@@ -45,24 +45,29 @@ class OnHost:
 
 
 class HostCopies:
-    """Copies device tensors to pinned memory on a stream of their own. On the CPU a tensor is its own copy."""
+    """Copies tensors into host memory that was set aside for them: on CUDA it is pinned, and the copies run on a
+    stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch
 
-    def start(self, tensor: Tensor) -> OnHost:
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Host memory to copy into."""
+        return torch.empty(shape, dtype=dtype, pin_memory=self._stream is not None)
+
+    def start(self, tensor: Tensor, into: Tensor) -> OnHost:
         """Begin to copy a tensor that is not written to any more."""
         if self._stream is None:
-            return OnHost(buffer=tensor, ready=None)
-        buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            return OnHost(buffer=into.copy_(tensor))
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            buffer.copy_(tensor, non_blocking=True)
-            tensor.record_stream(self._stream)
+            into.copy_(tensor, non_blocking=True)
+            if tensor.is_cuda:
+                tensor.record_stream(self._stream)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
             ready.record(self._stream)
-        return OnHost(buffer=buffer, ready=ready)
+        return OnHost(buffer=into, ready=ready)
 
 
 class Pace:

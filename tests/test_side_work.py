@@ -8,7 +8,7 @@ import torch
 
 from deployments.metrics import Rates
 from pipeline.engine import Engine
-from pipeline.noise import draw, noise_key
+from pipeline.noise import MODALITIES, draw, noise_key
 from pipeline.sample import Job
 from pipeline.side_work import Draws, HostCopies, to_device
 from pipeline.stats import EngineStats
@@ -39,10 +39,26 @@ def test_drawing_ahead_happens_on_the_side_thread_and_only_once() -> None:
         assert not draws._ahead
 
 
-def test_on_the_cpu_a_tensor_is_its_own_copy() -> None:
-    tensor = torch.ones(3)
-    assert HostCopies(CPU).start(tensor).wait() is tensor
+def test_a_copy_goes_into_the_room_that_was_made_for_it() -> None:
+    copies, tensor = HostCopies(CPU), torch.randn(3, 2).bfloat16()
+    room = copies.room((4, 3, 2), tensor.dtype)
+    copied = copies.start(tensor, into=room[1]).wait()
+    assert copied.data_ptr() == room[1].data_ptr()
+    assert torch.equal(room[1], tensor)
     assert to_device(tensor, CPU) is tensor
+
+
+def test_a_sample_records_only_what_was_asked_for_and_packs_it_without_a_copy(
+    card: ModelCard, order: Callable[..., Job]
+) -> None:
+    engine = Engine(VelocityModel(StillTransformer()), card, row_buckets=(1,))
+    (finished,) = sample(engine, [order(0, num_inference_steps=5, return_steps=[0, 3])])
+    kept = finished.sample
+    for modality in MODALITIES:
+        assert kept.stacked[modality].shape[0] == 3, "states 0, 3 and the last"
+        rows = [state.latents[modality].data_ptr() for state in kept.kept]
+        assert rows == [kept.stacked[modality][k].data_ptr() for k in range(3)]
+        assert torch.equal(kept.stacked[modality][2], kept.latents[modality])
 
 
 def test_the_totals_tell_rows_padding_tokens_and_outcomes(card: ModelCard, order: Callable[..., Job]) -> None:
