@@ -14,7 +14,7 @@ defaults lie within the limits.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import Field, field_validator, model_validator
@@ -66,6 +66,12 @@ class DenoiserSettings(Contract):
     """CPU threads of torch; None: torch's default."""
     stall_timeout_s: Positive = 300.0
     """Seconds without a finished step after which the replica is taken for stuck, and replaced."""
+    when_halted: Literal["wait", "refuse"] = "wait"
+    """What happens to samples that come while sampling is paused or asleep: they wait, or are told so (HTTP: 503)."""
+    parity_every: Count | None = None
+    """Replay one sample in so many on the replica and export how far its log-probs are off. None: none."""
+    parity_alarm: Positive = 1e-5
+    """Difference of a log-prob from which on the probe writes an error into the log."""
 
     @field_validator("row_buckets")
     @classmethod
@@ -113,6 +119,34 @@ class ClientSettings(Contract):
         return self
 
 
+class WeightSettings(Contract):
+    """Published policies, and how replicas follow them."""
+
+    folder: str | None = None
+    """Where published weights are written, so that a cluster's restart does not lose them: a path that the node of the
+    weight store can write to, and every node that it may be restarted on. None: the object store alone has them."""
+    max_bytes: Bytes = 256 * MIB
+    """Of published weights in the object store: what is sampled from, the update that is on its way, and earlier
+    versions while they fit."""
+    keep_versions: Count = 2
+    """Versions kept, the newest among them."""
+    poll_s: Positive = 2.0
+    """Longest time between two words of a replica."""
+    silence_s: Positive = 10.0
+    """Time after which a replica that is not heard of is taken for dead."""
+    fetch_timeout_s: Positive = 600.0
+    """Longest time for a replica to fetch weights."""
+
+    @model_validator(mode="after")
+    def _a_lost_word_is_survived(self) -> Self:
+        if self.poll_s * 2 > self.silence_s:
+            raise ValueError(
+                "poll_s must be at most half of silence_s, so that one lost word makes no replica dead, "
+                f"got {self.poll_s:g} of {self.silence_s:g}; use {self.silence_s / 2:g} or less"
+            )
+        return self
+
+
 class HttpSettings(Contract):
     """The ingress, for ad-hoc requests."""
 
@@ -146,6 +180,8 @@ class AppConfig(Contract):
     """What it gets without asking."""
     client: ClientSettings = ClientSettings()
     """Handed to every client of the app."""
+    weights: WeightSettings = WeightSettings()
+    """Published policies."""
     http: HttpSettings = HttpSettings()
     """The HTTP side."""
 

@@ -26,6 +26,7 @@ from configs.settings import ClientSettings
 from deployments.conductor import Conductor, Handles, sample_bytes
 from deployments.group import RolloutGroup, RolloutSample
 from deployments.progress import progress_bar
+from deployments.weight_controls import WeightControls
 from schemas.card import ModelCard
 from schemas.errors import invalid
 from schemas.request import RolloutRequest
@@ -39,7 +40,7 @@ CLOSE_DEADLINE_S = 10.0
 T = TypeVar("T")
 
 
-class RolloutClient:
+class RolloutClient(WeightControls):
     """Submits groups to a running app. Thread-safe; close it, or use it as a context manager."""
 
     def __init__(
@@ -53,9 +54,12 @@ class RolloutClient:
         self.card = card
         """What is served: ratios, limits and defaults."""
         self.lease_id = uuid4().hex
+        super().__init__(handles.app_name)
         self._settings = settings
         self._board = handles.lease_board
-        self._conductor = Conductor(handles, card, settings, self.lease_id, wait_when_full=wait_when_full)
+        self._conductor = Conductor(
+            handles, card, settings, self.lease_id, lambda: self.weight_store, wait_when_full=wait_when_full
+        )
         self._tasks: dict[RolloutGroup, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-client", daemon=True)
@@ -192,10 +196,12 @@ class RolloutClient:
             await asyncio.sleep(self._settings.pulse_s)
 
     def _note(self, progress: Mapping[str, tuple[int, int]]) -> None:
-        done = {sample_id.rsplit("/", 1)[0]: steps for sample_id, (steps, _) in progress.items()}
         for group in self._tasks:
             for sample in group.samples:
-                sample.steps_done = max(sample.steps_done, done.get(sample.key, 0))
+                steps_done, _ = progress.get(sample.sample_id, (0, 0))
+                sample.steps_done = max(sample.steps_done, steps_done)
+                if steps_done and group.binding is not None:
+                    group.binding.note_begun(sample.sample_index)
 
     async def _shut_down(self) -> None:
         self._renewal.cancel()

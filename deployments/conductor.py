@@ -1,10 +1,12 @@
-"""Runs the graph for a client: encode once per group, denoise and decode each sample, by reference, with retries.
+"""Runs the graph for a client: bind each group to a policy version, encode its prompt once, denoise and decode each
+sample, by reference, with retries.
 
 No tensor passes through this process: a call's result is passed on as the ref of an object that this process owns.
 Confined to one event loop. It knows no threads and no public API; `deployments.client` is its face.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -12,10 +14,12 @@ from functools import partial
 
 import ray
 from ray import serve
-from ray.exceptions import ObjectLostError
+from ray.actor import ActorHandle
+from ray.exceptions import ObjectLostError, RayError
 from ray.serve.handle import DeploymentHandle
 
 from configs.settings import ClientSettings
+from deployments.binding import Binding, VersionGone
 from deployments.budget import ByteBudget
 from deployments.calls import finished_ref, problem_of, replica_died
 from deployments.group import RolloutGroup, RolloutSample
@@ -25,8 +29,13 @@ from schemas.order import SampleOrder
 from schemas.resolve import media_bytes, num_rows, trajectory_bytes
 from schemas.resolved import first_stochastic_step
 
+logger = logging.getLogger(__name__)
+
 DEADLINE_GRACE_S = 2.0
 """How much longer than a request's deadline the client waits, so that the denoiser's own word comes first."""
+
+STORE_PAUSE_S = 0.2
+"""Between two tries at a weight store that does not answer."""
 
 FULL_QUEUE_PAUSE_S = 0.2
 """Between two tries at a deployment whose queue is full."""
@@ -36,6 +45,7 @@ FULL_QUEUE_PAUSE_S = 0.2
 class Handles:
     """The deployments that a client calls."""
 
+    app_name: str
     text_encoder: DeploymentHandle
     denoiser: DeploymentHandle
     av_decoder: DeploymentHandle
@@ -45,6 +55,7 @@ class Handles:
     def of_app(cls, app_name: str) -> "Handles":
         """The handles of a running app."""
         return cls(
+            app_name=app_name,
             text_encoder=serve.get_deployment_handle("TextEncoder", app_name),
             denoiser=serve.get_deployment_handle("Denoiser", app_name),
             av_decoder=serve.get_deployment_handle("AVDecoder", app_name),
@@ -62,6 +73,8 @@ class Inputs:
     """Table of the steps that the group shares; None where it shares none."""
     encode_s: float
     """How long the conditioning took."""
+    binding: Binding
+    """The policy version that the samples are of."""
     deadline: float
     """Moment of ``time.monotonic`` at which the group is given up."""
 
@@ -75,12 +88,14 @@ class Conductor:
         card: ModelCard,
         settings: ClientSettings,
         lease_id: str,
+        weight_store: Callable[[], ActorHandle],
         *,
         wait_when_full: bool,
     ) -> None:
         self.budget = ByteBudget(settings.max_bytes_in_flight)
         self._handles, self._card, self._settings = handles, card, settings
         self._lease_id = lease_id
+        self._weight_store = weight_store
         self._wait_when_full = wait_when_full
 
     async def run(self, group: RolloutGroup) -> None:
@@ -89,8 +104,8 @@ class Conductor:
         try:
             async with asyncio.timeout(group.request.deadline_s + DEADLINE_GRACE_S):
                 await self._run(group, deadline)
-        except TimeoutError:
-            self._fail_rest(group, _out_of_time(group))
+        except TimeoutError as error:
+            self._fail_rest(group, Problem.of(error) or _out_of_time(group))
         except asyncio.CancelledError:
             self._fail_rest(group, _cancelled())
         except Exception as error:
@@ -104,12 +119,41 @@ class Conductor:
             self.budget.leave(self._num_bytes(sample))
 
     async def _run(self, group: RolloutGroup, deadline: float) -> None:
-        inputs = await self._make_inputs(group, deadline)
-        async with asyncio.TaskGroup() as tasks:
-            for sample in group.samples:
-                tasks.create_task(self._run_sample(sample, inputs))
+        """Sample the group on one policy version; from the start again when that is replaced before all have begun."""
+        while True:
+            binding = await self._bind(group, deadline)
+            try:
+                inputs = await self._make_inputs(group, deadline, binding)
+                async with asyncio.TaskGroup() as tasks:
+                    for sample in group.samples:
+                        if not sample.settled.done():
+                            tasks.create_task(self._run_sample(sample, inputs))
+            except* VersionGone:
+                logger.info("group %s goes on with a newer policy version", group.group_id)
+            if not binding.is_gone:
+                return
 
-    async def _make_inputs(self, group: RolloutGroup, deadline: float) -> Inputs:
+    async def _bind(self, group: RolloutGroup, deadline: float) -> Binding:
+        """The present version, once it is what the request asks for."""
+        request = group.request
+        while True:
+            seconds_left = deadline - time.monotonic()
+            try:
+                store = await asyncio.to_thread(self._weight_store)
+                version = await store.current.remote(request.min_policy_version, max(0.0, seconds_left))
+                break
+            except RayError as error:
+                if isinstance(error, TimeoutError) or seconds_left <= 0:
+                    raise _never_published(group).exception() from None
+                logger.warning("the weight store did not answer (%r); trying again", error)
+                await asyncio.sleep(STORE_PAUSE_S)
+        bound = None if request.allow_mixed_versions else int(version)
+        group.policy_version = bound
+        unsettled = [sample.sample_index for sample in group.samples if not sample.settled.done()]
+        group.binding = Binding(bound, unsettled)
+        return group.binding
+
+    async def _make_inputs(self, group: RolloutGroup, deadline: float, binding: Binding) -> Inputs:
         """What the group's samples have in common: the conditioning, and the prefix where they share one."""
         request, started = group.request, time.monotonic()
         encoder = self._handles.text_encoder
@@ -117,32 +161,56 @@ class Conductor:
             partial(self._call, encoder, request.prompt, request.negative_prompt)
         )
         inputs = Inputs(
-            conditioning=conditioning, prefix=None, encode_s=time.monotonic() - started, deadline=deadline
+            conditioning=conditioning,
+            prefix=None,
+            encode_s=time.monotonic() - started,
+            binding=binding,
+            deadline=deadline,
         )
         group.conditioning = conditioning
         if request.shared_prefix:
             until = first_stochastic_step(request)
             first = group.samples[0]
-            prefix = await self._retry(partial(self._denoise, first, inputs, until=until))
+            try:
+                prefix = await self._retry(partial(self._denoise, first, inputs, until=until))
+            except Exception as error:
+                raise binding.gone() if _version_gone(error) else error from None
             inputs = replace(inputs, prefix=prefix)
         return inputs
 
     async def _run_sample(self, sample: RolloutSample, inputs: Inputs) -> None:
-        num_bytes, group = self._num_bytes(sample), sample.group
+        num_bytes, group, binding = self._num_bytes(sample), sample.group, inputs.binding
         await self.budget.enter(num_bytes, group.collecting.is_set)
-        handed_over = True
+        is_running, handed_over = True, True
         try:
-            await self._sample_and_decode(sample, inputs)
-            handed_over = group.collecting.is_set()
+            made = await self._sample_and_decode(sample, inputs)
+            binding.note_begun(sample.sample_index)
+            is_running = False
+            self.budget.stopped()
+            try:
+                await binding.all_begun()
+            finally:  # also when time is up: only where the version is gone, the group is made anew
+                if not binding.is_gone:
+                    sample.finish(*made)
+                    handed_over = group.collecting.is_set()
         except Exception as error:
+            if _version_gone(error):
+                raise binding.gone() from None
+            binding.note_begun(sample.sample_index)
             sample.fail(problem_of(error))
         finally:
-            self.budget.stopped()
+            if is_running:
+                self.budget.stopped()
             if handed_over:
                 self.budget.leave(num_bytes)
 
-    async def _sample_and_decode(self, sample: RolloutSample, inputs: Inputs) -> None:
-        """Denoise, then decode; from the start again when the denoiser dies or data is lost on the way."""
+    async def _sample_and_decode(
+        self, sample: RolloutSample, inputs: Inputs
+    ) -> tuple[ray.ObjectRef | None, ray.ObjectRef | None]:
+        """Denoise, then decode; from the start again when the denoiser dies or data is lost on the way.
+
+        Returns the refs of the trajectory and the media, None for what was not asked for.
+        """
         group, decoder = sample.group, self._handles.av_decoder
         for attempt in range(1, self._settings.max_attempts + 1):
             sample.attempt = attempt
@@ -151,21 +219,26 @@ class Conductor:
                 sample.steps_done = group.request.num_inference_steps
                 decode = partial(self._call, decoder, trajectory)
                 media = await self._retry(decode) if group.request.media else None
-                sample.finish(trajectory if group.request.trajectory else None, media)
-                return
+                return trajectory if group.request.trajectory else None, media
             except Exception as error:
                 if not replica_died(error) or attempt == self._settings.max_attempts:
                     raise
                 if isinstance(error, ObjectLostError):
-                    inputs = await self._make_inputs(group, inputs.deadline)
+                    inputs = await self._make_inputs(group, inputs.deadline, inputs.binding)
+        raise AssertionError("the last attempt returns or raises")
 
     async def _denoise(
         self, sample: RolloutSample, inputs: Inputs, until: int | None = None
     ) -> ray.ObjectRef:
         """One denoiser call: a sample, or the prefix of its group up to the state of step ``until``."""
-        request = sample.group.request
+        request, version = sample.group.request, inputs.binding.policy_version
+        tag = f"{sample.attempt if until is None else 'prefix'}"
+        sample_id = f"{sample.key}/{tag}" if version is None else f"{sample.key}/{tag}-v{version}"
+        if until is None:
+            sample.sample_id = sample_id
         order = SampleOrder(
-            sample_id=f"{sample.key}/{sample.attempt if until is None else 'prefix'}",
+            sample_id=sample_id,
+            policy_version=version,
             request=request,
             sample_index=sample.sample_index,
             until=until,
@@ -210,6 +283,10 @@ class Conductor:
             sample.fail(problem)
 
 
+def _version_gone(error: BaseException) -> bool:
+    return problem_of(error).code == "policy_version_gone"
+
+
 def sample_bytes(group: RolloutGroup, card: ModelCard) -> int:
     """Bytes in the object store of one sample of the group, known from the geometry beforehand."""
     media = media_bytes(group.request, card) if group.request.media else 0
@@ -223,6 +300,16 @@ def _out_of_time(group: RolloutGroup) -> Problem:
         value=group.request.deadline_s,
         rule="the group was not done in time",
         remedy="allow more time, ask for fewer steps or samples, or add replicas of the slowest stage",
+    )
+
+
+def _never_published(group: RolloutGroup) -> Problem:
+    return Problem(
+        code="deadline_exceeded",
+        field="min_policy_version",
+        value=group.request.min_policy_version,
+        rule="was not published before the group's deadline, or the weight store did not answer",
+        remedy="publish it first, or allow more time with deadline_s",
     )
 
 

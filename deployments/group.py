@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import ray
 
+from deployments.binding import Binding
 from schemas.errors import Problem
 from schemas.resolved import ResolvedRequest
 
@@ -22,6 +23,8 @@ class RolloutSample:
         self.sample_index = sample_index
         self.attempt = 1
         """How often the sample was started; more than 1 after a replica's death."""
+        self.sample_id = ""
+        """Names the attempt that is under way, as the sample's manifest does."""
         self.steps_done = 0
         """Steps that the denoiser last reported."""
         self.trajectory: ray.ObjectRef | None = None
@@ -35,7 +38,7 @@ class RolloutSample:
 
     @property
     def key(self) -> str:
-        """Unique among samples in flight; an attempt of the sample adds its number."""
+        """Unique among samples in flight; an attempt at the sample adds its number and the policy version."""
         return f"{self.group.group_id}/{self.sample_index}"
 
     @property
@@ -70,6 +73,10 @@ class RolloutGroup:
         self.samples = [RolloutSample(self, index) for index in range(request.num_samples)]
         self.conditioning: ray.ObjectRef | None = None
         """Conditioning table of the group (`schemas.conditioning`), set when the prompt is encoded."""
+        self.policy_version: int | None = None
+        """The version that all samples are of; None until the group is bound to one, and with allow_mixed_versions."""
+        self.binding: Binding | None = None
+        """Which samples have begun; for the client's own use."""
         self.settled: Future[RolloutGroup] = Future()
         """Gets this group when every sample is done or has failed; never an exception."""
         self.collecting = threading.Event()

@@ -14,11 +14,19 @@ from configs.settings import HttpSettings
 from deployments.body_limit import BodyLimit
 from deployments.group import RolloutGroup
 from deployments.summary import summarize
+from schemas.control import Fleet
 from schemas.errors import Problem, invalid, problem_of_validation_error
 from schemas.request import RolloutRequest
 from schemas.summary import RolloutSummary
 
-STATUS_OF_CODE = {"invalid_request": 422, "queue_full": 503, "deadline_exceeded": 504, "cancelled": 499}
+STATUS_OF_CODE = {
+    "invalid_request": 422,
+    "weights_refused": 422,
+    "queue_full": 503,
+    "halted": 503,
+    "deadline_exceeded": 504,
+    "cancelled": 499,
+}
 """HTTP status of a group none of whose samples was done; 500 for any other code."""
 RETRY_AFTER_S = 1
 
@@ -26,16 +34,21 @@ STATUSES = {
     413: "the body is too long",
     422: "cannot be sampled",
     500: "no sample could be made",
-    503: "full, try again",
+    503: "full or halted, try again",
     504: "not done by its deadline",
 }
 """What is answered besides 200, for the documentation."""
 
 
 def http_app(
-    sample: Callable[[RolloutRequest], Awaitable[RolloutGroup]], *, checkpoint: str, settings: HttpSettings
+    sample: Callable[[RolloutRequest], Awaitable[RolloutGroup]],
+    fleet: Callable[[], Awaitable[Fleet]],
+    *,
+    checkpoint: str,
+    settings: HttpSettings,
 ) -> FastAPI:
-    """The routes over ``sample``, which settles a group or raises ValueError (a Problem) for one that cannot be."""
+    """The routes over ``sample``, which settles a group or raises ValueError (a Problem) for one that cannot be, and
+    ``fleet``, which tells what is sampled from."""
     app = FastAPI(
         title="ltx-rollout",
         description="Reinforcement-learning rollouts of LTX-2.3. Ad-hoc requests; trainers use RolloutClient.",
@@ -70,6 +83,11 @@ def http_app(
             if len(failed) == len(group.samples):
                 return _answer(failed[0])
             return await summarize(group)
+
+    @app.get("/v1/weights")
+    async def weights() -> Fleet:
+        """The policy's version, and each replica's: version, digest of its weights, whether it runs."""
+        return await fleet()
 
     @app.get("/health")
     async def health() -> dict[str, str]:

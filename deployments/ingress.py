@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from configs.settings import AppConfig
@@ -16,6 +17,7 @@ from deployments.conductor import Handles
 from deployments.group import RolloutGroup
 from deployments.http_api import http_app
 from schemas.card import ModelCard
+from schemas.control import Fleet
 from schemas.request import RolloutRequest
 
 
@@ -34,13 +36,19 @@ class Ingress:
         self._config = config
         self._card = card
         handles = Handles(
-            text_encoder=text_encoder, denoiser=denoiser, av_decoder=av_decoder, lease_board=lease_board
+            app_name=serve.get_replica_context().app_name,
+            text_encoder=text_encoder,
+            denoiser=denoiser,
+            av_decoder=av_decoder,
+            lease_board=lease_board,
         )
         self._client = RolloutClient(handles, self._card, config.client, wait_when_full=False)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once the replica is made: what answers its HTTP requests."""
-        return http_app(self._settled, checkpoint=self._card.checkpoint, settings=self._config.http)
+        return http_app(
+            self._settled, self._fleet, checkpoint=self._card.checkpoint, settings=self._config.http
+        )
 
     async def describe(self) -> dict[str, Any]:
         """What a client must know: the model card and the client's settings. For handle callers."""
@@ -73,6 +81,9 @@ class Ingress:
                 for sample in group.samples
             ],
         }
+
+    async def _fleet(self) -> Fleet:
+        return await asyncio.to_thread(self._client.policy_version)
 
     async def _settled(self, request: RolloutRequest | Mapping[str, Any]) -> RolloutGroup:
         """Submit and wait. When our caller goes away the group is cancelled."""

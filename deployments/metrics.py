@@ -25,6 +25,8 @@ _COUNTERS = {
     "expired": "samples out of time, or of a caller that fell silent",
     "failed": "samples failed",
     "bytes": "bytes of trajectories packed",
+    "swaps": "times that weights changed or sampling halted",
+    "swap_s": "seconds that it took, in which no sample moved",
 }
 
 
@@ -62,9 +64,13 @@ class DenoiserMetrics:
         }
         self._gauges = {field.name: metrics.Gauge(PREFIX + field.name) for field in fields(Rates)}
         self._held = metrics.Gauge(PREFIX + "samples_held", description="samples waiting or active")
+        self._version = metrics.Gauge(PREFIX + "policy_version", description="version that is sampled from")
+        self._lag = metrics.Gauge(
+            PREFIX + "policy_version_lag", description="versions that the replica is behind the policy"
+        )
         self._exported = EngineStats()
 
-    def export(self, stats: EngineStats, num_held: int) -> None:
+    def export(self, stats: EngineStats, num_held: int, version: int, version_lag: int) -> None:
         """Bring the counters up to ``stats`` and set the gauges for the time since the last export."""
         for field in fields(EngineStats):
             grown = getattr(stats, field.name) - getattr(self._exported, field.name)
@@ -73,6 +79,8 @@ class DenoiserMetrics:
         for field in fields(Rates):
             self._gauges[field.name].set(getattr(Rates.between(self._exported, stats), field.name))
         self._held.set(num_held)
+        self._version.set(version)
+        self._lag.set(version_lag)
         self._exported = stats
 
     def packed(self, num_bytes: int) -> None:

@@ -40,14 +40,19 @@ class Conditioning:
 
 
 def read(table: pa.Table, device: torch.device) -> Conditioning:
-    """The tensors of a conditioning table: zero-copy on the CPU, moved once elsewhere."""
+    """The tensors of a conditioning table: zero-copy on the CPU, moved once elsewhere.
+
+    Where any of its contexts needs a mask all get one, so that the form of a pass never depends on which of them share it.
+    """
     view = read_conditioning(table)
+    masks = [mask for mask in (view.text_mask, view.negative_text_mask) if mask is not None]
+    all_valid = all(mask.all() for mask in masks)
 
     def context(video: Array, audio: Array, mask: Array) -> Context:
         return Context(
             video=frozen(video, view.torch_dtype).to(device),
             audio=frozen(audio, view.torch_dtype).to(device),
-            mask=None if mask.all() else frozen(mask).to(device, torch.int64),
+            mask=None if all_valid else frozen(mask).to(device, torch.int64),
         )
 
     negative = None

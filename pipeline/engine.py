@@ -1,65 +1,43 @@
 """The step loop: one thread, one model, and the samples it moves through it together.
 
-    tick:  drop the cancelled and the expired, admit the waiting
+    tick:  drop the cancelled and the expired
+           do what waits for this boundary (other weights, a halt)
+           admit the waiting
            choose a batch of one geometry and one plan, oldest first
            forward once (rows may be at different steps)
            guide and move every sample, emit the finished
 
-It knows no Ray and no request schema beyond what a sample needs. Other threads reach it through ``submit``, ``cancel``
-and ``extend_lease``, which take effect between ticks; a result comes back through the future that ``submit`` returned.
-A sample that fails, fails alone: the loop and its neighbours go on.
+It knows no Ray and no request schema beyond what a sample needs. Other threads reach it through ``submit``, ``cancel``,
+``extend_lease`` and ``at_boundary``, which take effect between ticks; a result comes back through the future that was
+returned. A sample that fails, fails alone: the loop and its neighbours go on.
 """
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
 
 import torch
 
 from pipeline.batching import Buckets, admit, choose
-from pipeline.guidance import Velocities
-from pipeline.noise import MODALITIES, Modality
-from pipeline.sample import Job, Places, Sample
+from pipeline.boundary import Boundaries, Boundary
+from pipeline.entry import Entry, Finished, PolicyStamp
+from pipeline.passes import velocities_of
+from pipeline.sample import Job, Sample
 from pipeline.side_work import Draws, HostCopies, Pace
 from pipeline.stats import EngineStats
-from pipeline.troubles import expired, failure, lease_ran_out, non_finite, stopped
-from pipeline.velocity import PLAIN, Perturbation, Place, Row, VelocityModel
+from pipeline.troubles import expired, failure, lease_ran_out, non_finite, stopped, version_gone
+from pipeline.velocity import VelocityModel
 from schemas.card import ModelCard
 from schemas.errors import Problem
-from schemas.geometry import Geometry
 
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 0.05
 """Longest sleep between two looks at leases and deadlines when there is nothing to do."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finished:
-    """A sample at its last step, with what was measured on the way."""
-
-    sample: Sample
-    wait_s: float
-    """From submission to the first step."""
-    denoise_s: float
-    """From the first step to the last, shared forward passes counted whole."""
-
-
-class Entry:
-    """A job in the engine, from submission to its result."""
-
-    def __init__(self, job: Job, sample: Sample, submitted_at: float) -> None:
-        self.job, self.sample = job, sample
-        self.future: Future[Finished] = Future()
-        self.submitted_at = submitted_at
-        self.started_at: float | None = None
-        self.batch_key = (sample.geometry, sample.plan, job.conditioning.masked)
-        self.num_rows = sample.plan.num_rows
-        self.num_tokens = sample.geometry.num_video_tokens + sample.geometry.audio_frames
 
 
 class Engine:
@@ -77,7 +55,14 @@ class Engine:
         self.model, self.card = model, card
         self.buckets = Buckets(sizes=tuple(row_buckets), max_tokens=max_tokens)
         self.stats = EngineStats()
+        self.stamp = PolicyStamp()
+        """Set by whoever changes the model's weights, at a boundary."""
         self.last_beat = clock()
+        self.probe: Callable[[Finished], None] | None = None
+        """Called on the engine's thread with each finished sample, under the weights that made it."""
+        self._boundaries = Boundaries()
+        self._submitted = 0
+        self._news = False
         self._copies, self._pace = HostCopies(model.device), Pace(model.device)
         self._drawing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noise")
         self._clock = clock
@@ -96,37 +81,62 @@ class Engine:
         Cancelling the future drops the sample, as ``cancel`` does.
         The initial noise is drawn here, on the caller's thread.
         """
-        sample = Sample(job, self.card, self._copies, Draws(self._drawing))
-        entry = Entry(job, sample, self._clock())
-        with self._wake:
+        try:
+            sample = Sample(job, self.card, self._copies, Draws(self._drawing))
+        except RuntimeError:
+            if self._stopping:  # nobody draws any more
+                raise stopped().exception() from None
+            raise
+        with self._tell():
             if self._stopping:
                 raise stopped().exception()
+            entry = Entry(job, sample, self._clock(), self._submitted)
+            self._submitted += 1
             self._waiting.append(entry)
-            self._wake.notify()
         return entry.future
 
     def cancel(self, sample_id: str) -> None:
         """Drop a sample between two steps; its future is then cancelled. Unknown ids are ignored."""
-        with self._wake:
+        with self._tell():
             self._cancelled.add(sample_id)
-            self._wake.notify()
 
     def extend_lease(self, lease_id: str, seconds: float) -> None:
         """Let samples of this lease live for ``seconds`` more from now; 0 or less drops them at the next tick."""
-        with self._wake:
+        with self._tell():
             self._leases[lease_id] = self._clock() + seconds
-            self._wake.notify()
+
+    def at_boundary(self, boundary: Boundary, work: Callable[[], None]) -> Future[None]:
+        """Have ``work`` done on the engine's thread at the next boundary; the future gets None, or what it raised.
+
+        Until a "sample" boundary comes, only samples start that were submitted before this call and are bound to the
+        version that is sampled from. The others wait.
+        """
+        with self._tell():
+            return self._boundaries.at(boundary, work, self._submitted)
+
+    def halt(self) -> None:
+        """Let no sample move until ``resume``. Meant as work ``at_boundary``."""
+        self._boundaries.halt()
+
+    def resume(self) -> None:
+        """Let samples move again."""
+        with self._tell():
+            self._boundaries.resume()
+
+    @property
+    def halted(self) -> bool:
+        return self._boundaries.halted
 
     def progress(self) -> list[tuple[Job, int, int]]:
-        """Every sample held here, with its steps done and its steps in all."""
+        """Every sample held here, with its steps done, 0 before it has begun, and its steps in all."""
         with self._wake:
-            return [(e.job, e.sample.step, e.sample.num_steps) for e in [*self._active, *self._waiting]]
+            held = [*self._active, *self._waiting]
+        return [(e.job, e.sample.step if e.started_at is not None else 0, e.sample.num_steps) for e in held]
 
     def stop(self) -> None:
         """End ``run`` after the current tick; samples still held fail."""
-        with self._wake:
+        with self._tell():
             self._stopping = True
-            self._wake.notify()
 
     # On the engine's thread
 
@@ -146,16 +156,21 @@ class Engine:
                     )
                 )
                 worked = True
-            if not worked:
-                with self._wake:
-                    if not self._waiting and not self._cancelled and not self._stopping:
-                        self._wake.wait(IDLE_WAIT_S)
+            with self._wake:
+                if not worked and not self._news:
+                    self._wake.wait(IDLE_WAIT_S)
+                self._news = False
         self._give_up_all(stopped())
+        self._boundaries.give_up(stopped().exception())
         self._drawing.shutdown(wait=False)
 
     def tick(self) -> bool:
         """One turn of the loop; False when there was nothing to step."""
         self._drop()
+        if self._cross():
+            self._drop()
+        if self.halted:
+            return False
         self._admit()
         batch = choose(self._active, self.buckets)
         if batch:
@@ -171,7 +186,7 @@ class Engine:
     def _step(self, batch: Sequence[Entry]) -> None:
         """Move every sample of the batch by one step. When the shared pass fails, each is tried alone."""
         try:
-            moves = self._forward([entry.sample for entry in batch])
+            moves = velocities_of([entry.sample for entry in batch], self.model, self.buckets, self.stats)
         except Exception as error:
             if len(batch) == 1:
                 self._fail(batch[0], error)
@@ -184,63 +199,32 @@ class Engine:
             return
         for entry, (velocities, places) in zip(batch, moves, strict=True):
             try:
-                entry.sample.advance(velocities, places)
+                entry.sample.advance(velocities, places, self.stamp.version)
             except Exception as error:
                 self._fail(entry, error)
 
-    def _forward(self, samples: Sequence[Sample]) -> list[tuple[dict[Modality, Velocities], Places]]:
-        """All passes of the samples' common plan: each sample's velocities, and where its rows stood."""
-        plan, of = samples[0].plan, samples[0].geometry
-        positive = [sample.positive_row() for sample in samples]
-        negative = [sample.negative_row() for sample in samples] if plan.negative else []
-        # Negative rows first, as diffusers stacks them.
-        main, places = self._pass([*negative, *positive], of)
-        perturbed = [self._pass(positive, of, perturbation)[0] for perturbation in plan.perturbations]
-        first = len(negative)
-        return [
-            (
-                {
-                    modality: Velocities(
-                        positive=main[modality][first + i],
-                        negative=main[modality][i] if negative else None,
-                        perturbed=tuple(velocities[modality][i] for velocities in perturbed),
-                    )
-                    for modality in MODALITIES
-                },
-                Places(positive=places[first + i], negative=places[i] if negative else None),
-            )
-            for i in range(len(samples))
-        ]
-
-    def _pass(
-        self, rows: Sequence[Row], of: Geometry, perturbation: Perturbation = PLAIN
-    ) -> tuple[dict[Modality, list[torch.Tensor]], list[Place]]:
-        """Velocities [1, L, C] of every row, in batches of the buckets' sizes, padded by repeating a row."""
-        velocities: dict[Modality, list[torch.Tensor]] = {modality: [] for modality in MODALITIES}
-        places: list[Place] = []
-        rest = list(rows)
-        num_tokens = of.num_video_tokens + of.audio_frames
-        for num_rows in self.buckets.split(len(rows), num_tokens):
-            own, rest = rest[:num_rows], rest[num_rows:]
-            started = self._clock()
-            result = self.model([*own, *[own[0]] * (num_rows - len(own))], of, perturbation)
-            self.stats.forward_s += self._clock() - started
-            self.stats.rows += len(own)
-            self.stats.padded_rows += num_rows - len(own)
-            self.stats.tokens += len(own) * num_tokens
-            for index in range(len(own)):
-                places.append(Place(num_rows=num_rows, index=index))
-                for modality in MODALITIES:
-                    velocities[modality].append(result[modality][index : index + 1])
-        return velocities, places
+    def _cross(self) -> bool:
+        started, drained = self._clock(), not self._active and not self._startable()
+        crossed = self._boundaries.cross(drained=drained)
+        if crossed:
+            self.stats.swaps += crossed
+            self.stats.swap_s += self._clock() - started
+        return bool(crossed)
 
     def _admit(self) -> None:
         with self._wake:
-            admitted = admit(self._active, self._waiting, self.buckets)
-            for entry in admitted:
-                self._waiting.popleft()
+            for entry in admit(self._active, self._startable(), self.buckets):
+                self._waiting.remove(entry)
                 self._active.append(entry)
                 entry.started_at = self._clock()
+
+    def _startable(self) -> list[Entry]:
+        """The waiting samples that may start on the present weights, in order."""
+        before = self._boundaries.admitted_before
+        with self._wake:
+            if before is None:
+                return [entry for entry in self._waiting if entry.may_start_on(self.stamp.version)]
+            return [e for e in self._waiting if e.number < before and e.is_bound_to(self.stamp.version)]
 
     def _emit(self) -> None:
         done = [entry for entry in self._active if entry.sample.done]
@@ -253,16 +237,20 @@ class Engine:
                 continue
             finished = Finished(
                 sample=sample,
+                stamp=self.stamp,
                 wait_s=entry.started_at - entry.submitted_at,
                 denoise_s=now - entry.started_at,
             )
             self.stats.done += 1
             self.stats.wait_s += finished.wait_s
+            if self.probe is not None:
+                self.probe(finished)
             if self._let_go(entry):
                 entry.future.set_result(finished)
 
     def _drop(self) -> None:
-        """Let go of samples that were cancelled, whose deadline has passed or whose lease has run out."""
+        """Let go of samples that were cancelled, whose deadline has passed, whose lease has run out, or that did not
+        start before their version was replaced."""
         now = self._clock()
         with self._wake:
             cancelled, self._cancelled = self._cancelled, set()
@@ -280,6 +268,12 @@ class Engine:
                 self._fail(entry, expired(entry.sample).exception())
             elif job.lease_id is not None and now > leases.get(job.lease_id, now):
                 self._fail(entry, lease_ran_out(job).exception())
+            elif (
+                entry.started_at is None
+                and (job.policy_version or 0) < self.stamp.version
+                and job.policy_version is not None
+            ):
+                self._fail(entry, version_gone(job, self.stamp.version).exception())
 
     def _fail(self, entry: Entry, error: Exception) -> None:
         problem = Problem.of(error) or failure(entry.sample, error)
@@ -298,6 +292,14 @@ class Engine:
             else:
                 self._waiting.remove(entry)
         return entry.future.set_running_or_notify_cancel()
+
+    @contextmanager
+    def _tell(self) -> Iterator[None]:
+        """Change what the loop reads, and wake it."""
+        with self._wake:
+            yield
+            self._news = True
+            self._wake.notify()
 
     def _give_up_all(self, problem: Problem) -> None:
         with self._wake:

@@ -25,6 +25,7 @@ def read_prefix(table: pa.Table) -> Prefix:
             )
         ),
         places=tuple(_places(places) for places in trajectory.manifest["places"]),
+        policy_versions=tuple(trajectory.manifest["policy_versions"]),
     )
 
 

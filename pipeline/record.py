@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pyarrow as pa
 
-from pipeline.engine import Finished
+from pipeline.entry import Finished
 from pipeline.noise import MODALITIES, Modality
 from pipeline.profile import ExecutionProfile, library_versions
 from pipeline.sample import Sample, host_floats
@@ -23,10 +23,11 @@ def to_table(
     *,
     card: ModelCard,
     profile: ExecutionProfile,
-    policy_version: int,
+    replica_id: str,
     timings: dict[str, float],
 ) -> pa.Table:
-    """The trajectory of a finished sample. ``timings`` in seconds are added to the engine's own and the packing's."""
+    """The trajectory of a finished sample of the replica ``replica_id``. ``timings`` in seconds are added to the
+    engine's own and the packing's."""
     started = time.perf_counter()
     sample = finished.sample
     video_latents, audio_latents = _states(sample, "video"), _states(sample, "audio")
@@ -43,10 +44,14 @@ def to_table(
         state_dtype=sample.job.request.state_dtype,
         manifest={
             "request": sample.job.request.model_dump(mode="json"),
+            "sample_id": sample.job.sample_id,
             "sample_index": sample.job.sample_index,
             "seed": sample.job.request.seed,
             "attempt": sample.job.attempt,
-            "policy_version": policy_version,
+            "policy_version": finished.stamp.version,
+            "weights_digest": finished.stamp.digest,
+            "policy_versions": sample.policy_versions,
+            "replica_id": replica_id,
             "checkpoint": card.checkpoint,
             "checkpoint_digest": card.checkpoint_digest,
             "conditioning_digest": sample.job.conditioning.digest,

@@ -47,6 +47,10 @@ class Job:
     """Steps that were computed once for the whole group; the sample goes on from there."""
     until: int | None = None
     """Step whose state ends the sample, to make a prefix; None for the last."""
+    policy_version: int | None = None
+    """The version that the sample's group is bound to; None: any from ``min_policy_version`` on."""
+    min_policy_version: int = 0
+    """The oldest version that the sample may start on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +76,8 @@ class Prefix:
     """The kept states, rising; the last one is that from which the branches start."""
     places: "tuple[Places, ...]"
     """Where its rows stood, step by step."""
+    policy_versions: tuple[int, ...]
+    """With which weights, step by step."""
 
     @property
     def step(self) -> int:
@@ -111,14 +117,17 @@ class Sample:
             m: copies.room((len(self._kept_steps), *token_shape(self.geometry, m)), self._storage)
             for m in MODALITIES
         }
+        self.places = list(job.prefix.places) if job.prefix else []
+        self.policy_versions = list(job.prefix.policy_versions) if job.prefix else []
+        """The version whose weights each step so far was made with."""
         if job.prefix is None:
-            self.step, self.places = 0, list[Places]()
+            self.step = 0
             self._latents: Latents = {
                 m: to_device(self._initial(m).to(self._storage), device) for m in MODALITIES
             }
             self._keep(self.step, self._latents)
         else:
-            self.step, self.places = job.prefix.step, list(job.prefix.places)
+            self.step = job.prefix.step
             for state in job.prefix.states:
                 self._keep(state.step, state.latents)
             start = job.prefix.states[-1].latents
@@ -154,8 +163,11 @@ class Sample:
         assert context is not None
         return Row(latents=self._latents, sigma=self.sigmas[self.step], context=context)
 
-    def advance(self, velocities: Mapping[Modality, Velocities], places: Places) -> None:
-        """Guide and move both modalities by one step; ``places`` is where its rows stood in the forward passes."""
+    def advance(
+        self, velocities: Mapping[Modality, Velocities], places: Places, policy_version: int = 0
+    ) -> None:
+        """Guide and move both modalities by one step; ``places`` is where its rows stood in the forward passes, and
+        ``policy_version`` names the weights that were used."""
         moved: Latents = {}
         log_probs: dict[Modality, Tensor | None] = {}
         for modality in MODALITIES:
@@ -164,6 +176,7 @@ class Sample:
         for modality in MODALITIES:
             self.log_probs[modality].append(log_probs[modality])
         self.places.append(places)
+        self.policy_versions.append(policy_version)
         self.step += 1
         self._keep(self.step, self._latents)
         self._prepare_noise()

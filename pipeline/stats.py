@@ -26,3 +26,7 @@ class EngineStats:
     expired: int = 0
     """Out of time, or of a caller that fell silent."""
     failed: int = 0
+    swaps: int = 0
+    """Times that work was done at a boundary: other weights, or a halt."""
+    swap_s: float = 0.0
+    """Seconds that it took, in which no sample moved."""

@@ -39,6 +39,16 @@ def lease_ran_out(job: Job) -> Problem:
     )
 
 
+def version_gone(job: Job, version: int) -> Problem:
+    return Problem(
+        code="policy_version_gone",
+        field="policy_version",
+        value=version,
+        rule=f"the replica has moved on from version {job.policy_version}, to which the sample's group is bound",
+        remedy="sample the group again on the newer version, as a RolloutClient does, or allow_mixed_versions",
+    )
+
+
 def failure(sample: Sample, error: Exception) -> Problem:
     step = f"step {sample.step} of {sample.num_steps}"
     if isinstance(error, torch.OutOfMemoryError):

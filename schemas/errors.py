@@ -29,6 +29,7 @@ M = TypeVar("M", bound=BaseModel)
 
 Code = Literal[
     "invalid_request",
+    "weights_refused",
     "deadline_exceeded",
     "cancelled",
     "lease_expired",
@@ -36,10 +37,12 @@ Code = Literal[
     "out_of_memory",
     "queue_full",
     "replica_died",
+    "policy_version_gone",
+    "halted",
     "internal",
 ]
-"""Every kind of failure a caller can meet. The first is the caller's to mend; the others are about one run of
-a sample."""
+"""Every kind of failure a caller can meet. The first two are the caller's to mend, a request and a publication
+of weights; the others are about one run of a sample."""
 
 CODES: tuple[Code, ...] = get_args(Code)
 
@@ -86,13 +89,14 @@ class Problem:
         }
 
     def exception(self) -> Exception:
-        """To raise: ValueError for `invalid_request`, TimeoutError for `deadline_exceeded`, else
-        RuntimeError.
+        """To raise: ValueError for `invalid_request` and `weights_refused`, TimeoutError for
+        `deadline_exceeded`, else RuntimeError.
 
         Its text is the payload as JSON, in ASCII and on one line.
         """
         kinds: dict[str, type[Exception]] = {
             "invalid_request": ValueError,
+            "weights_refused": ValueError,
             "deadline_exceeded": TimeoutError,
         }
         return kinds.get(self.code, RuntimeError)(json.dumps(self.payload()))

@@ -18,6 +18,8 @@ class SampleOrder(Contract):
     """Which sample of its group this is, from 0."""
     until: Annotated[int, Field(ge=1)] | None = None
     """Step whose state ends the sample, for the prefix that a group shares; None: the last."""
+    policy_version: Annotated[int, Field(ge=0)] | None = None
+    """The version that the group is bound to; None: any that the request takes."""
     attempt: Count
     """1, or more when an earlier replica died with the sample."""
     lease_id: str

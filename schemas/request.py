@@ -190,6 +190,12 @@ class RolloutRequest(Contract):
     media: Bool = True
     """Whether video and audio are wanted."""
 
+    min_policy_version: Index | None = None
+    """The oldest version of the policy to sample from; one that is not published yet is waited for. None: any."""
+    allow_mixed_versions: Bool = False
+    """Whether samples of the group may be of different versions. If not, a group that was begun when a newer version
+    came is sampled again as a whole, and its samples are handed over once all of them have begun."""
+
     request_id: RequestId | None = None
     """Names the rollout in its manifests and answers. None: one is drawn."""
     metadata: Metadata | None = None

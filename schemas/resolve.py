@@ -128,6 +128,8 @@ def _filled_in(asked: RolloutRequest, card: ModelCard) -> ResolvedRequest:
         state_dtype=asked.state_dtype,
         trajectory=asked.trajectory,
         media=asked.media,
+        min_policy_version=asked.min_policy_version or 0,
+        allow_mixed_versions=asked.allow_mixed_versions,
         request_id=asked.request_id or uuid.uuid4().hex,
         metadata=asked.metadata,
         deadline_s=asked.deadline_s or default.deadline_s,

@@ -7,7 +7,7 @@ Invariant: its JSON reads back equal.
 """
 
 from schemas.card import StateDtype
-from schemas.fields import Bool, Contract, Count, Indices, Positive
+from schemas.fields import Bool, Contract, Count, Index, Indices, Positive
 from schemas.request import FrameRate, Metadata, Mode, Prompt, RequestId, Seed, Sigmas, SigmaShift, Text
 from schemas.sampling import Guidance, Guider, Rescale, Scale, Transitions
 
@@ -70,6 +70,10 @@ class ResolvedRequest(Contract):
     state_dtype: StateDtype
     trajectory: Bool
     media: Bool
+
+    min_policy_version: Index
+    """0: any."""
+    allow_mixed_versions: Bool
 
     request_id: RequestId
     metadata: Metadata | None

@@ -13,7 +13,7 @@ from diffusers import LTX2Pipeline, LTX2VideoTransformer3DModel
 from configs.settings import AppConfig
 from pipeline.checkpoint import folder, load, read_card
 from pipeline.conditioning import Conditioning, read
-from pipeline.engine import Finished
+from pipeline.entry import Finished
 from pipeline.profile import profile_of
 from pipeline.record import to_table
 from pipeline.sample import Job
@@ -124,7 +124,7 @@ def table(card: ModelCard, transformer: LTX2VideoTransformer3DModel) -> Callable
     """``table(finished, of=transformer)``: the trajectory table of a sample that ``of`` was the model of."""
 
     def table(finished: Finished, of: LTX2VideoTransformer3DModel = transformer) -> pa.Table:
-        return to_table(finished, card=card, profile=profile_of(of), policy_version=0, timings={})
+        return to_table(finished, card=card, profile=profile_of(of), replica_id="here", timings={})
 
     return table
 

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.engine import Engine, Finished
+from pipeline.engine import Engine
+from pipeline.entry import Finished
 from pipeline.sample import Job
 
 MAX_TICKS = 1000

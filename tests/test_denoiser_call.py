@@ -14,6 +14,7 @@ from pipeline.text import PromptEncoder
 from schemas.card import ModelCard
 from schemas.conditioning import pack_conditioning
 from schemas.resolve import resolve
+from tests.sources import LocalSource
 
 
 class NoBoard:
@@ -25,7 +26,8 @@ class NoBoard:
 
 @pytest.fixture(scope="module")
 def denoiser(card: ModelCard) -> Iterator[Denoiser]:
-    running = Denoiser(AppConfig(denoiser={"row_buckets": [1]}), card, NoBoard())
+    source = LocalSource()
+    running = Denoiser(AppConfig(denoiser={"row_buckets": [1]}), card, NoBoard(), lambda *_: source)
     yield running
     running.__del__()  # ends its threads, as Serve does
 

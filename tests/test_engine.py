@@ -13,7 +13,8 @@ from diffusers import LTX2VideoTransformer3DModel
 from torch import Tensor
 
 from pipeline.conditioning import Conditioning
-from pipeline.engine import Engine, Finished
+from pipeline.engine import Engine
+from pipeline.entry import Finished
 from pipeline.noise import MODALITIES
 from pipeline.sample import Job, token_shape
 from pipeline.velocity import VelocityModel

@@ -37,7 +37,8 @@ def test_a_problem_reads_as_a_sentence() -> None:
 
 @pytest.mark.parametrize("code", CODES)
 def test_the_exception_is_a_builtin_chosen_by_the_code(code: Any) -> None:
-    kind = {"invalid_request": ValueError, "deadline_exceeded": TimeoutError}.get(code, RuntimeError)
+    kinds = {"invalid_request": ValueError, "weights_refused": ValueError, "deadline_exceeded": TimeoutError}
+    kind = kinds.get(code, RuntimeError)
     error = Problem(code=code, rule="must hold").exception()
     assert type(error) is kind
     assert list(json.loads(str(error))) == ["code", "field", "value", "rule", "remedy"]

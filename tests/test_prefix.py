@@ -8,7 +8,8 @@ import pytest
 from diffusers import LTX2VideoTransformer3DModel
 
 from pipeline.conditioning import Conditioning
-from pipeline.engine import Engine, Finished
+from pipeline.engine import Engine
+from pipeline.entry import Finished
 from pipeline.prefix import read_prefix
 from pipeline.replay import log_probs
 from pipeline.sample import Job, Prefix
@@ -85,7 +86,11 @@ def test_the_prefix_costs_its_steps_once_and_the_branches_the_rest(
 
 def made_prefix(made: Finished) -> Prefix:
     """The prefix without a table between."""
-    return Prefix(states=tuple(made.sample.kept), places=tuple(made.sample.places))
+    return Prefix(
+        states=tuple(made.sample.kept),
+        places=tuple(made.sample.places),
+        policy_versions=tuple(made.sample.policy_versions),
+    )
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,8 @@ def test_a_bare_prompt_gets_the_cards_defaults() -> None:
         "state_dtype": "float32",
         "trajectory": True,
         "media": True,
+        "min_policy_version": 0,
+        "allow_mixed_versions": False,
         "metadata": None,
         "deadline_s": 600.0,
     }

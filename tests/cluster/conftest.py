@@ -15,6 +15,7 @@ import pytest
 import ray
 import variants
 from apps import MAX_ROLLOUTS, NUM_DENOISERS, ROOM_OF_PLAIN, App, deployed
+from learning import Learning
 from ray import serve
 
 from configs.settings import AppConfig
@@ -23,8 +24,21 @@ from deployments.graph import bind
 ROOT = Path(__file__).parents[2]
 
 
+def free_port() -> int:
+    """Of 127.0.0.1, free at this moment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 @pytest.fixture(scope="session")
-def port() -> Iterator[int]:
+def metrics_port() -> int:
+    """Where the cluster exports its metrics on 127.0.0.1."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def port(metrics_port: int) -> Iterator[int]:
     """The cluster's HTTP port on 127.0.0.1; the cluster lives as long as this fixture."""
     os.environ |= {
         "RAY_AUTH_MODE": "disabled",
@@ -32,9 +46,7 @@ def port() -> Iterator[int]:
         # For the workers: the project, and the variants that tests bind.
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
     }
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        http_port = free.getsockname()[1]
+    http_port = free_port()
     # Short, since the paths of Unix sockets are.
     folder = tempfile.mkdtemp(prefix="ltx", dir="/tmp")
     ray.init(
@@ -44,6 +56,8 @@ def port() -> Iterator[int]:
         include_dashboard=False,
         log_to_driver=False,
         _temp_dir=folder,
+        _metrics_export_port=metrics_port,
+        _system_config={"metrics_report_interval_ms": 1000},
     )
     serve.start(http_options={"host": "127.0.0.1", "port": http_port})
     try:
@@ -94,3 +108,10 @@ def four(port: int) -> Iterator[App]:
     )
     with deployed("four", app, port) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def learning(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learning]:
+    """Two slow denoisers with little room, whose policy is published to and kept on disk."""
+    with Learning("learning", port, tmp_path_factory.mktemp("weights")).running() as app:
+        yield app

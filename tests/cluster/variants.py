@@ -85,8 +85,19 @@ class SlowDenoiser(TellingDenoiser):
             "num_forwards": self.slow_model.num_forwards,
             "cancelled": self.cancelled,
             "failed": self.failed,
+            "sizes": self._sizes(),
         }
         return {**await super().status(), **own}
+
+    def _sizes(self) -> dict[str, int]:
+        """What could grow with each publication."""
+        transformer = self.model.transformer
+        parameters = list(transformer.parameters())
+        return {
+            "modules": len(list(transformer.modules())),
+            "parameters": len(parameters),
+            "bytes": sum(parameter.nbytes for parameter in parameters),
+        }
 
 
 class SlowableTextEncoder(TextEncoder):

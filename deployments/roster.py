@@ -1,0 +1,61 @@
+"""Which replicas there are, and waiting until all of them have come to something.
+
+A replica is on the roster while it is heard of; one that falls silent is taken for dead, and nobody waits for it. Its
+successor comes with the newest weights or not at all. Confined to one event loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from schemas.control import ReplicaState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Heard:
+    state: ReplicaState
+    at: float
+
+
+class Roster:
+    """The last word of every replica."""
+
+    def __init__(self, silence_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._silence_s = silence_s
+        self._clock = clock
+        self._heard: dict[str, _Heard] = {}
+        self._news = asyncio.Condition()
+
+    async def note(self, state: ReplicaState) -> None:
+        """A replica said how it is."""
+        async with self._news:
+            self._heard[state.replica_id] = _Heard(state=state, at=self._clock())
+            self._news.notify_all()
+
+    async def leave(self, replica_id: str) -> None:
+        """A replica is taken down, or not to be trusted."""
+        async with self._news:
+            self._heard.pop(replica_id, None)
+            self._news.notify_all()
+
+    def states(self) -> list[ReplicaState]:
+        """Of those that were heard of lately."""
+        horizon = self._clock() - self._silence_s
+        self._heard = {replica: heard for replica, heard in self._heard.items() if heard.at >= horizon}
+        return [heard.state for heard in self._heard.values()]
+
+    async def wait(self, settled: Callable[[ReplicaState], bool], timeout_s: float) -> list[ReplicaState]:
+        """The states of all replicas once each is ``settled``. Raises TimeoutError when that takes too long."""
+        end = self._clock() + timeout_s
+        async with self._news:
+            while not all(settled(state) for state in self.states()):
+                left = end - self._clock()
+                if left <= 0:
+                    raise TimeoutError
+                try:
+                    # No longer than a silence, for that ends without news.
+                    await asyncio.wait_for(self._news.wait(), min(left, self._silence_s))
+                except TimeoutError:
+                    continue
+        return self.states()

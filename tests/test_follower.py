@@ -1,0 +1,266 @@
+"""A replica follows the control record: what it samples from, when it changes that, and what it says. No cluster."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from diffusers import LTX2VideoTransformer3DModel
+
+from deployments.follower import Follower
+from pipeline.checkpoint import load
+from pipeline.engine import Engine
+from pipeline.entry import PolicyStamp
+from pipeline.policy import Policy
+from pipeline.sample import Job
+from pipeline.velocity import VelocityModel
+from schemas.card import ModelCard
+from schemas.control import ReplicaState
+from tests.sources import LocalSource
+
+Order = Callable[..., Job]
+
+
+class Replica:
+    """A follower with its engine, whose thread runs, and a real transformer."""
+
+    def __init__(self, card: ModelCard, source: LocalSource) -> None:
+        self.transformer: LTX2VideoTransformer3DModel = load("tiny", "transformer")
+        self.policy = Policy(self.transformer)
+        self.engine = Engine(VelocityModel(self.transformer), card, row_buckets=(1, 2))
+        self.follower = Follower(source, self.policy, self.engine, "me", self._stamp)
+
+    def start(self) -> None:
+        self.follower.catch_up("a checkpoint")
+        threading.Thread(target=self.engine.run, daemon=True).start()
+        self.follower.start()
+
+    def stop(self) -> None:
+        self.follower.stop()
+        self.engine.stop()
+
+    def _stamp(self) -> PolicyStamp:
+        return PolicyStamp(version=self.policy.version, digest=self.policy.digest)
+
+
+@pytest.fixture
+def source() -> LocalSource:
+    return LocalSource()
+
+
+@pytest.fixture
+def replica(card: ModelCard, source: LocalSource) -> Iterator[Replica]:
+    made = Replica(card, source)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def weights(replica: Replica) -> Callable[[int], dict[str, torch.Tensor]]:
+    """Other full weights by version."""
+    base = {name: tensor.clone() for name, tensor in replica.transformer.state_dict().items()}
+
+    def of(version: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(version)
+        return {
+            name: tensor + 0.01 * torch.randn(tensor.shape, generator=generator)
+            for name, tensor in base.items()
+        }
+
+    return of
+
+
+def heard(source: LocalSource, holds: Callable[[ReplicaState], bool], timeout_s: float = 30) -> ReplicaState:
+    """The first state that the replica reports from now on of which it holds."""
+    start, end = len(source.said), time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        for state in source.said[start:]:
+            if holds(state):
+                return state
+        time.sleep(0.01)
+    raise TimeoutError(f"never said; last {source.said[-1:]}")
+
+
+def holds_weights(replica: Replica, expected: dict[str, torch.Tensor]) -> bool:
+    own = replica.transformer.state_dict()
+    return all(torch.equal(own[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_replica_has_the_policy_before_it_is_ready(
+    replica: Replica, source: LocalSource, weights: Callable[[int], dict[str, torch.Tensor]]
+) -> None:
+    source.publish(3, weights(3))
+    source.change(version=3)
+    replica.follower.catch_up("a checkpoint")
+    assert holds_weights(replica, weights(3))
+    assert replica.engine.stamp == PolicyStamp(version=3, digest=replica.policy.digest)
+
+
+def test_a_replica_that_cannot_get_the_policy_does_not_become_ready_and_says_why(
+    replica: Replica, source: LocalSource
+) -> None:
+    source.change(version=3)
+    with pytest.raises(RuntimeError, match="is not here"):
+        replica.follower.catch_up("a checkpoint")
+
+
+def test_a_published_version_is_staged_then_sampled_from(
+    replica: Replica, source: LocalSource, weights: Callable[[int], dict[str, torch.Tensor]], order: Order
+) -> None:
+    replica.start()
+    first = replica.engine.submit(order(0, num_inference_steps=3, job={"policy_version": 0}))
+    assert first.result(30).stamp.version == 0
+    source.publish(1, weights(1))
+    source.change(staged=1)
+    staged = heard(source, lambda state: state.staged == 1)
+    assert staged.version == 0, "only fetched and checked"
+    source.change(staged=None, version=1)
+    swapped = heard(source, lambda state: state.version == 1)
+    assert swapped.weights_digest == replica.policy.digest and swapped.problem is None
+    assert holds_weights(replica, weights(1))
+    second = replica.engine.submit(order(1, num_inference_steps=3, job={"policy_version": 1}))
+    assert second.result(30).stamp == PolicyStamp(version=1, digest=replica.policy.digest)
+
+
+def test_weights_that_do_not_fit_are_told_so_and_the_old_ones_are_sampled_from(
+    replica: Replica, source: LocalSource, weights: Callable[[int], dict[str, torch.Tensor]], order: Order
+) -> None:
+    replica.start()
+    lacking = weights(1)
+    name = next(iter(lacking))
+    del lacking[name]
+    source.publish(1, lacking)
+    revision = source.change(staged=1)
+    told = heard(source, lambda state: state.revision == revision)
+    assert told.staged is None and told.version == 0
+    assert told.problem is not None and told.problem["code"] == "weights_refused"
+    assert name in told.problem["rule"]
+    source.change(staged=None)
+    assert heard(source, lambda state: state.problem is None).version == 0
+    assert replica.engine.submit(order(0, num_inference_steps=2)).result(30).stamp.version == 0
+
+
+def test_what_cannot_be_had_now_is_tried_again(
+    replica: Replica, source: LocalSource, weights: Callable[[int], dict[str, torch.Tensor]]
+) -> None:
+    replica.start()
+    source.change(version=1)
+    assert heard(source, lambda state: state.problem is not None).version == 0
+    source.publish(1, weights(1))
+    assert heard(source, lambda state: state.version == 1).problem is None
+
+
+def test_pause_sleep_and_wake_are_said_and_idempotent(
+    replica: Replica, source: LocalSource, order: Order
+) -> None:
+    replica.start()
+    for run in ("paused", "paused", "asleep", "asleep", "paused", "asleep"):
+        revision = source.change(run=run)
+        assert heard(source, lambda state, wanted=revision: state.revision == wanted).run == run
+        assert replica.engine.halted
+    waiting = replica.engine.submit(order(0, num_inference_steps=2))
+    time.sleep(0.2)
+    assert not waiting.done()
+    for _ in range(2):
+        revision = source.change(run="running")
+        assert heard(source, lambda state, wanted=revision: state.revision == wanted).run == "running"
+    assert waiting.result(30)
+
+
+def test_what_is_published_in_sleep_is_there_before_the_first_sample_after_it(
+    replica: Replica, source: LocalSource, weights: Callable[[int], dict[str, torch.Tensor]], order: Order
+) -> None:
+    replica.start()
+    revision = source.change(run="asleep")
+    heard(source, lambda state: state.revision == revision)
+    waiting = replica.engine.submit(order(0, num_inference_steps=2))
+    source.publish(1, weights(1))
+    source.change(version=1)
+    ready = heard(source, lambda state: state.staged == 1)
+    assert (ready.run, ready.version) == ("asleep", 0)
+    source.change(run="running")
+    assert waiting.result(30).sample.policy_versions == [1, 1]
+    assert holds_weights(replica, weights(1))
+
+
+def test_a_pause_takes_the_place_of_a_swap_whose_boundary_has_not_come(
+    replica: Replica, source: LocalSource, weights: Callable[[int], dict[str, torch.Tensor]], order: Order
+) -> None:
+    model = replica.engine.model
+
+    def slow(*args: object) -> object:
+        time.sleep(0.01)
+        return model(*args)
+
+    replica.engine.model = slow  # type: ignore[assignment]
+    replica.start()
+    running = replica.engine.submit(order(0, num_inference_steps=60, job={"policy_version": 0}))
+    while not replica.engine.progress() or replica.engine.progress()[0][1] == 0:
+        time.sleep(0.002)
+    source.publish(1, weights(1))
+    source.change(version=1, when="between_samples")
+    time.sleep(0.15)
+    revision = source.change(run="paused", when="immediate")
+    paused = heard(source, lambda state: state.revision == revision)
+    assert (paused.run, paused.version) == ("paused", 1), "at the step's boundary, both"
+    source.change(run="running")
+    versions = running.result(60).sample.policy_versions
+    assert versions == sorted(versions) and set(versions) == {0, 1}
+
+
+def test_a_replica_that_starts_while_the_fleet_is_paused_samples_nothing(
+    replica: Replica, source: LocalSource, order: Order
+) -> None:
+    source.change(run="paused")
+    replica.start()
+    waiting = replica.engine.submit(order(0, num_inference_steps=2))
+    assert heard(source, lambda state: state.run == "paused")
+    time.sleep(0.1)
+    assert not waiting.done()
+    source.change(run="running")
+    assert waiting.result(30)
+
+
+def test_weights_that_are_not_what_was_published_take_the_replica_out_and_name_its_samples(
+    replica: Replica,
+    source: LocalSource,
+    weights: Callable[[int], dict[str, torch.Tensor]],
+    order: Order,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replica.start()
+    verify = replica.policy.verify
+
+    def late_and_wrong() -> list[str]:
+        parameter = next(replica.transformer.parameters())
+        with torch.no_grad():
+            parameter.view(-1)[0] += 1.0
+        replica.follower.sampled("made with it")
+        return verify()
+
+    monkeypatch.setattr(replica.policy, "verify", late_and_wrong)
+    source.publish(1, weights(1))
+    source.change(version=1)
+    heard(source, lambda state: state.problem is not None)
+    (found,) = source.distrusted
+    assert (found.replica_id, found.version, found.sample_ids) == ("me", 1, ("made with it",))
+    assert found.tensors == (next(iter(replica.transformer.state_dict())),)
+    assert replica.follower.fatal is not None
+    with pytest.raises(RuntimeError, match="replica_died"):
+        replica.engine.submit(order(0))
+
+
+def test_a_silent_store_changes_nothing(
+    replica: Replica, source: LocalSource, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica.start()
+
+    def no_answer(*_: object) -> None:
+        raise TimeoutError("no answer")
+
+    monkeypatch.setattr(source, "watch", no_answer)
+    monkeypatch.setattr(source, "report", no_answer)
+    time.sleep(0.1)
+    assert replica.engine.submit(order(0, num_inference_steps=2)).result(30).stamp.version == 0
+    assert replica.follower.fatal is None

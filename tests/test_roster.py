@@ -1,0 +1,61 @@
+"""Waiting for replicas: until all have settled, without those that fell silent, and never without end."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from deployments.roster import Roster
+from schemas.control import ReplicaState
+
+
+def state(replica_id: str, version: int, **more: Any) -> ReplicaState:
+    return ReplicaState(replica_id=replica_id, version=version, weights_digest="", run="running", **more)
+
+
+def at_least(version: int) -> Any:
+    return lambda replica: replica.version >= version
+
+
+def test_all_replicas_are_waited_for_and_the_states_are_their_last() -> None:
+    async def test() -> None:
+        roster = Roster(silence_s=5)
+        for replica in ("a", "b"):
+            await roster.note(state(replica, 0))
+        waiting = asyncio.ensure_future(roster.wait(at_least(1), 5))
+        await roster.note(state("a", 1))
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        await roster.note(state("b", 2))
+        assert {s.replica_id: s.version for s in await waiting} == {"a": 1, "b": 2}
+
+    asyncio.run(test())
+
+
+def test_a_replica_that_falls_silent_or_leaves_is_not_waited_for() -> None:
+    async def test() -> None:
+        roster = Roster(silence_s=0.1)
+        await roster.note(state("dies", 0))
+        await roster.note(state("lives", 1))
+        waiting = asyncio.ensure_future(roster.wait(at_least(1), 5))
+        for _ in range(8):
+            await asyncio.sleep(0.03)
+            await roster.note(state("lives", 1))
+        assert [s.replica_id for s in await waiting] == ["lives"]
+        await roster.note(state("goes", 0))
+        waiting = asyncio.ensure_future(roster.wait(at_least(1), 5))
+        await asyncio.sleep(0)
+        await roster.leave("goes")
+        await asyncio.wait_for(waiting, 1)
+
+    asyncio.run(test())
+
+
+def test_the_wait_has_an_end() -> None:
+    async def test() -> None:
+        roster = Roster(silence_s=50)
+        await roster.note(state("slow", 0))
+        with pytest.raises(TimeoutError):
+            await roster.wait(at_least(1), 0.05)
+
+    asyncio.run(test())
