@@ -61,17 +61,7 @@ class Denoiser:
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         self.card = card
-        transformer = load(
-            config.model,
-            "transformer",
-            dtype=settings.dtype,
-            device=settings.device,
-            low_memory=settings.low_memory,
-        )
-        if settings.attention_backend is not None:
-            transformer.set_attention_backend(settings.attention_backend)
-        if settings.compile:
-            transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
+        transformer = self._load(config)
         self.model = VelocityModel(transformer)
         self.policy = Policy(transformer)
         self.engine = Engine(
@@ -178,6 +168,22 @@ class Denoiser:
             self.engine.cancel(job.sample_id)
             await asyncio.wait([asyncio.wrap_future(handing_in.result())])
             raise
+
+    def _load(self, config: AppConfig) -> Any:
+        """The checkpoint's transformer, as the settings want it."""
+        settings = config.denoiser
+        transformer = load(
+            config.model,
+            "transformer",
+            dtype=settings.dtype,
+            device=settings.device,
+            low_memory=settings.low_memory,
+        )
+        if settings.attention_backend is not None:
+            transformer.set_attention_backend(settings.attention_backend)
+        if settings.compile:
+            transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
+        return transformer
 
     def _pack(self, finished: Finished, encode_s: float = 0.0) -> pa.Table:
         profile = finished.stamp.profile

@@ -57,7 +57,7 @@ class Follower:
         self._in_line = 0
         self._run: RunState = "running"
         self._checkpoint_digest = ""
-        self._staged: tuple[int, Layers] | None = None
+        self._staged: tuple[str, Layers] | None = None
         self._problem: Problem | None = None
         self._finished: deque[str] = deque(maxlen=MAX_FINISHED)
         self._news = threading.Condition()
@@ -161,16 +161,21 @@ class Follower:
 
     def _bring_into_line(self, record: Control) -> None:
         boundary = BOUNDARIES[record.when]
+        wanted = record.staged.identity if record.staged else record.identity
+        if self._staged is not None and self._staged[0] not in (wanted, record.identity):
+            self._staged = None
         if record.staged is not None:
-            self._stage(record.staged)
+            self._stage(record.staged.version, wanted)
         if record.run == "asleep" and self._run == "asleep":
             if record.version > self._policy.version:
-                self._stage(record.version)  # and apply it when the weights are back on the device
+                self._stage(
+                    record.version, record.identity
+                )  # and apply it when the weights are back on the device
             return
         if self._run == "asleep":
             self._cross("step", self._policy.to_device, record)
             self._run = "paused"
-        swap = self._begin_swap(record.version, boundary) if record.version > self._policy.version else None
+        swap = self._begin_swap(record) if record.version > self._policy.version else None
         if record.run == "running" and self._run == "paused":
             # After the swap is in the queue: no sample starts on the version before.
             self._engine.resume()
@@ -186,19 +191,22 @@ class Follower:
             self._cross("step", self._policy.to_host, record)
             self._run = "asleep"
 
-    def _stage(self, version: int) -> None:
+    def _stage(self, version: int, identity: str) -> None:
         """Fetch a version and compare it with the model, while sampling goes on."""
-        if version <= self._policy.version or (self._staged is not None and self._staged[0] == version):
+        if self._staged is not None and self._staged[0] == identity:
             return
         self._staged = None
         layers = self._fetch(version)
         publication, tensors = layers[-1]
+        if publication.identity != identity:
+            raise RuntimeError(f"version {version} has been published anew meanwhile")
         self._policy.check(publication, tensors)
-        self._staged = (version, layers)
+        self._staged = (identity, layers)
 
-    def _begin_swap(self, version: int, boundary: Boundary) -> Future[None]:
-        layers = self._staged[1] if self._staged and self._staged[0] == version else self._fetch(version)
-        return self._engine.at_boundary(boundary, lambda: self._apply(layers))
+    def _begin_swap(self, record: Control) -> Future[None]:
+        is_staged = self._staged is not None and self._staged[0] == record.identity
+        layers = self._staged[1] if self._staged and is_staged else self._fetch(record.version)
+        return self._engine.at_boundary(BOUNDARIES[record.when], lambda: self._apply(layers))
 
     def _apply(self, layers: Layers) -> None:
         """Write a version into the model, on the engine's thread or before it runs."""

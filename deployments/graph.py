@@ -4,7 +4,8 @@
 client / HTTP ───► TextEncoder ──────────────────────► Denoiser ────────────────────► AVDecoder ──► media ref
                    Gemma + connectors                  transformer, step engine        VAEs, vocoder
                    cached, batched                     n replicas, one device each     only when media is asked for
-                                        LeaseBoard ◄───┘ progress, leases
+                                        LeaseBoard ◄───┤ progress, leases
+                                       WeightStore ────┘ policy versions, halts: an actor beside the app
 
 The process that makes a call owns its result, so the graph is run by whoever needs the trajectories: a trainer through
 `deployments.client.RolloutClient`, or the ingress, which is such a client behind HTTP. How many replicas, on what and

@@ -25,6 +25,8 @@ from schemas.weights_check import refused
 
 Source = Mapping[str, Tensor] | Iterable[Mapping[str, Tensor]]
 
+PART_DEADLINE_S = 120.0
+"""Longest wait until the store has taken a part over."""
 GRACE_S = 10.0
 """How much longer than its deadline the store is waited for."""
 
@@ -55,7 +57,7 @@ def publish(
     config = None if lora_config is None else validated(LoraSpec, lora_config).model_dump(mode="json")
     header = {"version": version, "update": update, "merge": merge, "lora_config": config}
     plain = None if specs is None else {name: spec.model_dump() for name, spec in specs.items()}
-    there = ask(store.begin, header, plain, num_bytes, timeout_s)
+    ticket, there = ask(store.begin, header, plain, num_bytes)
     source = read_file(path) if path is not None else tensors
     assert source is not None
     if there is not None:
@@ -63,28 +65,28 @@ def publish(
         acknowledged = ask(store.acknowledged, version, timeout_s)
     else:
         try:
-            _send(ask, store, version, source)
-            acknowledged = ask(store.commit, version, when, max(0.0, end - time.monotonic()))
+            _send(store, ticket, source)
+            acknowledged = ask(store.commit, ticket, when, max(0.0, end - time.monotonic()))
         except BaseException:
-            store.abort.remote(version)
+            store.give_up.remote(ticket)
             raise
     return [ReplicaState.model_validate(state) for state in acknowledged]
 
 
-def _send(ask: Any, store: ActorHandle, version: int, source: Source) -> None:
+def _send(store: ActorHandle, ticket: str, source: Source) -> None:
     taking: ray.ObjectRef | None = None
     for chunk in chunks_of(source):
         check_finite(chunk)
         digests = digests_of(chunk)
         specs = {name: spec.model_dump() for name, spec in specs_of(chunk).items()}
         if taking is not None:
-            ray.get(taking, timeout=GRACE_S * 60)
+            ray.get(taking, timeout=PART_DEADLINE_S)
         # As an argument of its own it arrives by reference, and is freed here when the store has copied it.
         arrays = ray.put({name: tensor.array for name, tensor in chunk.items()})
-        taking = store.add.remote(version, specs, digests, arrays)
+        taking = store.add.remote(ticket, specs, digests, arrays)
         del arrays, chunk
     if taking is not None:
-        ray.get(taking, timeout=GRACE_S * 60)
+        ray.get(taking, timeout=PART_DEADLINE_S)
 
 
 def _known_beforehand(

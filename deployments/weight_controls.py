@@ -3,7 +3,6 @@
 All of it goes to the weight store and needs no request slot of a denoiser. Part of `RolloutClient`.
 """
 
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ class WeightControls:
     def __init__(self, app_name: str) -> None:
         self.app_name = app_name
 
-    @cached_property
+    @property
     def weight_store(self) -> ActorHandle:
         """The app's weight store (`deployments.weight_store`)."""
         return find_store(self.app_name)

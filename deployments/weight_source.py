@@ -3,13 +3,14 @@
 The protocol is the seam: another way for the bytes (NCCL, Ray's direct transport) is another `layers`.
 """
 
+from functools import partial
 from typing import Any, Protocol
 
 import ray
 from ray import serve
-from ray.actor import ActorHandle
+from ray.exceptions import ActorDiedError
 
-from configs.settings import AppConfig
+from configs.settings import AppConfig, WeightSettings
 from deployments.weight_store import make_store
 from pipeline.weights import StoredTensor
 from schemas.card import ModelCard
@@ -47,17 +48,17 @@ class WeightSource(Protocol):
 
 def source_of_this_app(config: AppConfig, card: ModelCard) -> WeightSource:
     """Inside a replica: the store of its app, made where there is none yet."""
-    app_name = serve.get_replica_context().app_name
-    return StoreSource(make_store(app_name, config.weights, card.checkpoint_digest), config)
+    return StoreSource(serve.get_replica_context().app_name, config.weights, card.checkpoint_digest)
 
 
 class StoreSource:
     """A WeightSource over the weight store's actor."""
 
-    def __init__(self, store: ActorHandle, config: AppConfig) -> None:
-        self._store = store
-        self._answer_s = ANSWER_S + config.weights.poll_s
-        self._fetch_s = config.weights.fetch_timeout_s
+    def __init__(self, app_name: str, settings: WeightSettings, checkpoint_digest: str) -> None:
+        self._open = partial(make_store, app_name, settings, checkpoint_digest)
+        self._store = self._open()
+        self._answer_s = ANSWER_S + settings.poll_s
+        self._fetch_s = settings.fetch_timeout_s
 
     def register(self, checkpoint_digest: str, spec: dict[str, TensorSpec]) -> Control:
         # The store may still be reading its folder.
@@ -82,7 +83,12 @@ class StoreSource:
         self._store.leave.remote(replica_id)
 
     def _ask(self, ref: ray.ObjectRef) -> Any:
-        return ray.get(ref, timeout=self._answer_s)
+        try:
+            return ray.get(ref, timeout=self._answer_s)
+        except ActorDiedError:
+            # Killed for good, by hand: the next question goes to a new one.
+            self._store = self._open()
+            raise
 
 
 def _layer(said: dict[str, Any], chunks: list[dict[str, Any]]) -> tuple[Publication, dict[str, StoredTensor]]:

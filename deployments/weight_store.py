@@ -12,7 +12,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,10 @@ from ray.actor import ActorHandle
 from configs.settings import WeightSettings
 from deployments.roster import Roster
 from deployments.store_handle import NAMESPACE, store_name
-from deployments.weight_archive import WeightArchive
-from deployments.weight_shelf import Layer, WeightShelf
-from schemas.control import Control, Distrust, Fleet, ReplicaState, RunState, When
-from schemas.errors import Problem, validated
-from schemas.lora import LoraSpec
+from deployments.weight_vault import WeightVault
+from schemas.control import Control, Distrust, Fleet, ReplicaState, RunState, Staged, When
+from schemas.errors import Problem
 from schemas.weights import Publication, TensorSpec
-from schemas.weights_check import check_names, refused
 
 logger = logging.getLogger(__name__)
 
@@ -52,22 +48,6 @@ def make_store(app_name: str, settings: WeightSettings, checkpoint_digest: str) 
     )
 
 
-@dataclass(slots=True)
-class _Incoming:
-    """A publication on its way."""
-
-    header: dict[str, Any]
-    """version, update, merge and lora_config."""
-    expires_at: float
-    tensors: dict[str, TensorSpec] = field(default_factory=dict)
-    digests: dict[str, str] = field(default_factory=dict)
-    chunks: list[ray.ObjectRef] = field(default_factory=list)
-    num_bytes: int = 0
-
-    def publication(self) -> Publication:
-        return validated(Publication, {**self.header, "tensors": self.tensors, "digests": self.digests})
-
-
 class WeightStore:
     """Keeps the policy of one app and directs its replicas. All methods take and return plain values."""
 
@@ -78,29 +58,17 @@ class WeightStore:
         self._control = Control(revision=int(time.time() * 1000))
         self._changed = asyncio.Condition()
         self._roster = Roster(self._settings.silence_s)
-        self._incoming: _Incoming | None = None
         self._spec: dict[str, TensorSpec] = {}
         self._distrusted: list[Distrust] = []
-        self._start(checkpoint_digest)
+        self._open(checkpoint_digest)
 
-    def _start(self, checkpoint_digest: str) -> None:
+    def _open(self, checkpoint_digest: str) -> None:
         """With the policies of a checkpoint that are on disk, or none."""
-        self._checkpoint_digest = checkpoint_digest
-        settings = self._settings
-        self._shelf = WeightShelf(max_bytes=settings.max_bytes, keep_versions=settings.keep_versions)
-        self._archive: WeightArchive | None = None
-        if settings.folder is None:
-            return
-        folder = Path(settings.folder).expanduser() / f"{self._app_name}-{checkpoint_digest[:12]}"
-        self._archive = WeightArchive(folder)
-        layers: dict[int, Layer] = {}
-        for version, names in self._archive.versions().items():
-            for name in names:
-                if name not in layers:
-                    layers[name] = self._read(self._archive, name)
-            self._shelf.put(version, tuple(layers[name] for name in names))
-        self._control = self._control.model_copy(update={"version": self._shelf.version})
-        logger.info("policy version %d was found in %s", self._shelf.version, folder)
+        self._checkpoint_digest, root = checkpoint_digest, self._settings.folder
+        name = f"{self._app_name}-{checkpoint_digest[:12]}"
+        folder = None if root is None else Path(root).expanduser() / name
+        self._vault = WeightVault(self._settings, ray.put, folder)
+        self._control = self._control.model_copy(update=self._in_place())
 
     # For replicas
 
@@ -108,8 +76,8 @@ class WeightStore:
         """A replica starts: which tensors its transformer has. Returns the control record to be in line with."""
         if checkpoint_digest != self._checkpoint_digest:
             logger.warning("the app serves another checkpoint now; its policies start anew")
-            self._start(checkpoint_digest)
-            await self._change(version=self._shelf.version, staged=None)
+            self._open(checkpoint_digest)
+            await self._change(staged=None)
         self._spec = {name: TensorSpec.model_validate(tensor) for name, tensor in spec.items()}
         return self._control.model_dump()
 
@@ -129,7 +97,7 @@ class WeightStore:
         if known.version > self._control.version:
             # This store is newer than the policy and has no folder: it cannot hand it on, but will not go back.
             logger.error("version %d is sampled from and is not here any more; publish again", known.version)
-            await self._change(version=known.version)
+            await self._change(version=known.version, identity="")
         await self._roster.note(known)
 
     async def leave(self, replica_id: str) -> None:
@@ -146,106 +114,38 @@ class WeightStore:
     async def layers(self, have: int, want: int) -> list[tuple[dict[str, Any], list[ray.ObjectRef]]]:
         """What a replica at version ``have`` applies, in order, to be at ``want``: publications, and refs of their
         chunks. Raises RuntimeError (a Problem) for a version that is not here."""
-        incoming = self._incoming
-        if incoming is not None and want == incoming.header["version"]:
-            layers = self._shelf.with_layer(_layer_of(incoming))
-        else:
-            try:
-                layers = self._shelf.layers_of(want)
-            except KeyError:
-                raise Problem(
-                    code="internal",
-                    field="version",
-                    value=want,
-                    rule="is not in the weight store any more, which was started anew without a folder",
-                    remedy="publish the policy again, and set weights.folder to keep it over the store's death",
-                ).exception() from None
         return [
-            (layer.publication.model_dump(), list(layer.chunks)) for layer in layers if layer.version > have
+            (layer.publication.model_dump(), list(layer.chunks)) for layer in self._vault.layers(have, want)
         ]
 
     # For publishers
 
     async def begin(
-        self, header: dict[str, Any], specs: dict[str, Any] | None, num_bytes: int | None, timeout_s: float
-    ) -> dict[str, str] | None:
+        self, header: dict[str, Any], specs: dict[str, Any] | None, num_bytes: int | None
+    ) -> tuple[str | None, dict[str, str] | None]:
         """Start a publication. ``specs`` and ``num_bytes`` of all its tensors where they are known beforehand.
 
-        Returns None, or the digests of that version when it is there already: then nothing needs to be sent if they
-        are equal. Raises ValueError or RuntimeError (a Problem) for what cannot be published; nothing was sent then.
+        Returns the ticket that its parts come under; or the digests of that version when it is in place already, and
+        no ticket. Raises ValueError (a Problem) for what cannot be published; nothing was sent then.
         """
-        version = int(header["version"])
-        if version == self._shelf.version and version in self._shelf.versions:
-            return self._shelf.layers_of(version)[-1].publication.digests
-        newest = max(self._shelf.version, self._control.version)
-        if version <= newest:
-            rule = f"must be greater than the newest, {newest}: versions only grow"
-            raise Problem(
-                code="weights_refused", field="version", value=version, rule=rule, remedy=f"use {newest + 1}"
-            ).exception()
-        if self._shelf.version < self._control.version and header["update"] != "full":
-            raise Problem(
-                code="weights_refused",
-                field="update",
-                value=header["update"],
-                rule=f"must be full, since version {self._control.version}, on which it would lie, is lost: this weight "
-                "store was started anew without a folder",
-                remedy="publish the full weights, and set weights.folder",
-            ).exception()
-        if self._incoming is not None and time.monotonic() < self._incoming.expires_at:
-            raise Problem(
-                code="weights_refused",
-                field="version",
-                value=version,
-                rule=f"cannot be published while version {self._incoming.header['version']} is on its way",
-                remedy="one trainer publishes at a time; try again when that is done",
-            ).exception()
-        if not self._spec:
-            raise Problem(
-                code="weights_refused",
-                rule="there is no denoiser yet that said which tensors it has",
-                remedy="publish when the app is running",
-            ).exception()
-        if specs is not None:
-            tensors = {name: TensorSpec.model_validate(spec) for name, spec in specs.items()}
-            # With digests that stand in, so that all but the bytes is checked now.
-            whole = validated(
-                Publication, {**header, "tensors": tensors, "digests": dict.fromkeys(tensors, "0" * 32)}
-            )
-            check_names(whole.update, tensors, self._spec, whole.lora_config)
-        if num_bytes is not None:
-            self._shelf.make_room(num_bytes)
-        self._incoming = _Incoming(header=header, expires_at=time.monotonic() + timeout_s)
-        return None
+        version, newest = int(header["version"]), self._vault.newest()
+        if newest is not None and version == newest.version == self._control.version:
+            return None, newest.digests
+        self._refuse_out_of_turn(version, header["update"])
+        tensors = None if specs is None else _read(specs)
+        return self._vault.begin(header, self._spec, tensors, num_bytes), None
 
     async def add(
-        self, version: int, specs: dict[str, Any], digests: dict[str, str], arrays: dict[str, Any]
+        self, ticket: str, specs: dict[str, Any], digests: dict[str, str], arrays: dict[str, Any]
     ) -> None:
-        """One chunk of the publication. Its bytes are copied: they are the store's from then on."""
-        incoming = self._on_its_way(version)
-        tensors = {name: TensorSpec.model_validate(spec) for name, spec in specs.items()}
-        twice = sorted(tensors.keys() & incoming.tensors.keys())
-        if twice:
-            raise refused(f"must name each tensor once, got {twice[0]} twice", "send it once").exception()
-        update, config = incoming.header["update"], incoming.header["lora_config"]
-        lora_config = None if config is None else validated(LoraSpec, config)
-        check_names(update, tensors, self._spec, lora_config, complete=False)
-        num_bytes = sum(array.nbytes for array in arrays.values())
-        self._shelf.make_room(incoming.num_bytes + num_bytes)
-        index = len(incoming.chunks)
-        incoming.tensors |= tensors
-        incoming.digests |= digests
-        incoming.num_bytes += num_bytes
-        incoming.chunks.append(await asyncio.to_thread(ray.put, arrays))
-        if self._archive is not None:
-            await asyncio.to_thread(self._archive.write_chunk, version, index, arrays, tensors)
+        """One part of the publication. Its bytes are copied: they are the store's from then on."""
+        await self._vault.add(ticket, _read(specs), digests, arrays)
 
-    async def abort(self, version: int) -> None:
+    async def give_up(self, ticket: str) -> None:
         """Forget a publication that is on its way."""
-        if self._incoming is not None and self._incoming.header["version"] == version:
-            self._incoming = None
+        self._vault.give_up(ticket)
 
-    async def commit(self, version: int, when: When, timeout_s: float) -> list[dict[str, Any]]:
+    async def commit(self, ticket: str, when: When, timeout_s: float) -> list[dict[str, Any]]:
         """Put the publication in place; returns every replica's state once it samples from it.
 
         Raises ValueError or RuntimeError (a Problem) when it does not fit, and TimeoutError when a replica has not
@@ -254,27 +154,26 @@ class WeightStore:
         and the error names who still finishes samples of the version before.
         """
         end = time.monotonic() + timeout_s
-        incoming = self._on_its_way(version)
-        incoming.expires_at = max(incoming.expires_at, end)
         try:
-            await self._stage(incoming, timeout_s)
+            publication = await self._vault.complete(ticket, timeout_s)
+            await self._stage(publication, timeout_s)
+            await self._vault.put_in_place(ticket)
         except BaseException:
-            await self.abort(version)
+            self._vault.give_up(ticket)
             await self._change(staged=None)
             raise
-        dropped = self._shelf.add(_layer_of(incoming))
-        self._incoming = None
-        logger.info("version %d is the policy; %d layers are kept no longer", version, len(dropped))
-        await self._change(version=version, staged=None, when=when)
-        return await self.acknowledged(version, end - time.monotonic())
+        await self._change(**self._in_place(), staged=None, when=when)
+        return await self.acknowledged(publication.version, end - time.monotonic())
 
     async def acknowledged(self, version: int, timeout_s: float) -> list[dict[str, Any]]:
         """Every replica's state once all sample from ``version`` or a newer one, or will when they wake. Raises
         TimeoutError (a Problem)."""
-        return await self._acknowledged(
-            lambda state: state.version >= version or (state.run == "asleep" and state.staged == version),
-            timeout_s,
-        )
+
+        def settled(state: ReplicaState) -> bool:
+            is_ready = state.run == "asleep" and state.staged == self._control.identity
+            return state.version >= version or is_ready
+
+        return await self._acknowledged(settled, timeout_s)
 
     # For all
 
@@ -296,37 +195,26 @@ class WeightStore:
             control=self._control,
             replicas=tuple(self._roster.states()),
             distrusted=tuple(self._distrusted),
-            kept_versions=self._shelf.versions,
-            kept_bytes=self._shelf.num_bytes,
+            kept_versions=self._vault.versions,
+            kept_bytes=self._vault.num_bytes,
         ).model_dump(mode="json")
 
-    async def _stage(self, incoming: _Incoming, timeout_s: float) -> None:
+    async def _stage(self, publication: Publication, timeout_s: float) -> None:
         """Have every replica fetch the publication and compare it with its own transformer."""
-        publication = incoming.publication()
-        version = publication.version
-        check_names(publication.update, publication.tensors, self._spec, publication.lora_config)
-        if self._archive is not None:
-            await asyncio.to_thread(self._archive.seal, publication)
-        await self._change(staged=version)
+        identity = publication.identity
+        await self._change(staged=Staged(version=publication.version, identity=identity))
         revision = self._control.revision
         try:
             states = await self._roster.wait(
-                lambda state: state.staged == version or state.revision >= revision, timeout_s
+                lambda state: state.staged == identity or state.revision >= revision, timeout_s
             )
         except TimeoutError:
-            late = [state.replica_id for state in self._roster.states() if state.staged != version]
-            raise _late(
-                late, timeout_s, f"had not fetched version {version}; the one before it stays"
-            ).exception() from None
+            late = [state.replica_id for state in self._roster.states() if state.staged != identity]
+            rule = f"had not fetched version {publication.version}; the one before it stays"
+            raise _late(late, timeout_s, rule).exception() from None
         for state in states:
-            if state.staged != version and state.problem is not None:
-                raise Problem(**state.problem).exception()
-        if self._archive is not None:
-            versions = {
-                v: tuple(layer.version for layer in self._shelf.layers_of(v)) for v in self._shelf.versions
-            }
-            layers = tuple(layer.version for layer in self._shelf.with_layer(_layer_of(incoming)))
-            await asyncio.to_thread(self._archive.keep, {**versions, version: layers})
+            if state.staged != identity:
+                raise (Problem(**state.problem) if state.problem else _not_staged(state)).exception()
 
     async def _acknowledged(
         self, settled: Callable[[ReplicaState], bool], timeout_s: float
@@ -339,17 +227,33 @@ class WeightStore:
             raise _late(late, timeout_s, rule).exception() from None
         return [state.model_dump(mode="json") for state in states]
 
-    def _on_its_way(self, version: int) -> _Incoming:
-        incoming = self._incoming
-        if incoming is None or incoming.header["version"] != version:
-            raise Problem(
-                code="weights_refused",
-                field="version",
-                value=version,
-                rule="is not being published: it was given up, or took longer than its time",
-                remedy="publish it again",
-            ).exception()
-        return incoming
+    def _refuse_out_of_turn(self, version: int, update: str) -> None:
+        """Raise ValueError (a Problem) for a version that is no newer, or when it cannot be published now."""
+        newest, on_its_way = self._control.version, self._vault.incoming_version
+        field: str = "version"
+        value: object = version
+        if version <= newest:
+            rule, remedy = (
+                f"must be greater than the newest, {newest}: versions only grow",
+                f"use {newest + 1}",
+            )
+        elif not self._spec:
+            rule, remedy = "no denoiser has said yet which tensors it has", "publish when the app is running"
+        elif on_its_way is not None:
+            rule = f"cannot be published while version {on_its_way} is on its way"
+            remedy = "one trainer publishes at a time; try again when that is done"
+        elif self._vault.version < newest and update != "full":
+            field, value = "update", update
+            rule = f"must be full: version {newest}, on which it would lie, went with an earlier store"
+            remedy = "publish the full weights, and set weights.folder to keep them"
+        else:
+            return
+        raise Problem(code="weights_refused", field=field, value=value, rule=rule, remedy=remedy).exception()
+
+    def _in_place(self) -> dict[str, Any]:
+        """What the record says of the policy that is in place."""
+        newest = self._vault.newest()
+        return {"version": self._vault.version, "identity": newest.identity if newest else ""}
 
     async def _change(self, **changes: Any) -> None:
         async with self._changed:
@@ -357,17 +261,16 @@ class WeightStore:
             self._control = self._control.model_copy(update={**changes, "revision": revision})
             self._changed.notify_all()
 
-    def _read(self, archive: WeightArchive, name: int) -> Layer:
-        chunks, num_bytes = [], 0
-        for arrays in archive.chunks(name):
-            num_bytes += sum(array.nbytes for array in arrays.values())
-            chunks.append(ray.put(arrays))
-        return Layer(publication=archive.publication(name), chunks=tuple(chunks), num_bytes=num_bytes)
+
+def _read(specs: dict[str, Any]) -> dict[str, TensorSpec]:
+    return {name: TensorSpec.model_validate(spec) for name, spec in specs.items()}
 
 
-def _layer_of(incoming: _Incoming) -> Layer:
-    return Layer(
-        publication=incoming.publication(), chunks=tuple(incoming.chunks), num_bytes=incoming.num_bytes
+def _not_staged(state: ReplicaState) -> Problem:
+    return Problem(
+        code="internal",
+        rule=f"replica {state.replica_id} neither took the publication nor said why",
+        remedy="see its log, and publish again",
     )
 
 

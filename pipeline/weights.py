@@ -9,12 +9,11 @@ host.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 import xxhash
-from diffusers import LTX2VideoTransformer3DModel
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,6 +21,11 @@ from pipeline.tensors import dtype_of, frozen, name_of
 from schemas.errors import Problem
 from schemas.weights import TensorSpec
 from schemas.weights_check import STILL_SERVED, listed, refused
+
+if TYPE_CHECKING:
+    from diffusers import (
+        LTX2VideoTransformer3DModel,
+    )  # seconds to import, and the weight store needs none of it
 
 CHUNK_BYTES = 256 << 20
 """Large enough that a chunk's overhead is nothing, small enough that several fit anywhere."""
@@ -75,7 +79,7 @@ def specs_of(tensors: Mapping[str, StoredTensor]) -> dict[str, TensorSpec]:
     return {name: tensor.spec for name, tensor in tensors.items()}
 
 
-def named_tensors(transformer: LTX2VideoTransformer3DModel) -> dict[str, Tensor]:
+def named_tensors(transformer: "LTX2VideoTransformer3DModel") -> dict[str, Tensor]:
     """The transformer's own parameters and buffers under the checkpoint's names, whether or not PEFT wraps
     their layers; an adapter's are left out."""
     return {
@@ -85,7 +89,7 @@ def named_tensors(transformer: LTX2VideoTransformer3DModel) -> dict[str, Tensor]
     }
 
 
-def spec_of(transformer: LTX2VideoTransformer3DModel) -> dict[str, TensorSpec]:
+def spec_of(transformer: "LTX2VideoTransformer3DModel") -> dict[str, TensorSpec]:
     """Dtype and shape of each of the transformer's own tensors, by the checkpoint's names."""
     return {
         name: TensorSpec(dtype=name_of(tensor.dtype), shape=tuple(tensor.shape))

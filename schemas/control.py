@@ -17,6 +17,14 @@ When = Literal["between_samples", "immediate"]
 """between_samples: samples that have started end first, and no other starts. immediate: at the next step."""
 
 
+class Staged(Contract):
+    """A version that is not in place yet."""
+
+    version: Index
+    identity: str
+    """Of the publication that makes it: a version may be tried again with other weights."""
+
+
 class Control(Contract):
     """The control record."""
 
@@ -24,7 +32,9 @@ class Control(Contract):
     """Grows with every change, also when the store starts anew."""
     version: Index = 0
     """Of the policy to sample from."""
-    staged: Index | None = None
+    identity: str = ""
+    """Of the publication that made it (`Publication.identity`); empty for the checkpoint."""
+    staged: Staged | None = None
     """A version to fetch and check, and not yet to sample from."""
     run: RunState = "running"
     when: When = "between_samples"
@@ -44,8 +54,8 @@ class ReplicaState(Contract):
     run: RunState
     revision: Index = 0
     """Of the last control record that it is in line with."""
-    staged: Index | None = None
-    """The version that it has fetched and found to fit."""
+    staged: str | None = None
+    """Identity of the publication that it has fetched and found to fit, and does not sample from."""
     problem: dict[str, Any] | None = None
     """Why it could not follow the record, as `Problem.payload()`; None where all is well."""
 

@@ -9,6 +9,7 @@ Knows neither torch nor where tensors are kept: a tensor is a name, a dtype, a s
 Invariant: a `Publication` goes through JSON and comes back equal.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
@@ -50,6 +51,12 @@ class Publication(Contract):
     """By the names they were published under."""
     digests: dict[str, Digest]
     """Of each tensor's bytes, taken where it was published."""
+
+    @property
+    def identity(self) -> str:
+        """32 hex digits; equal where every byte of the update is."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return str(xxhash.xxh3_128_hexdigest(canonical.encode()))
 
     @model_validator(mode="after")
     def _fits_its_update(self) -> Self:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from deployments.weight_source import Layers
 from pipeline.weights import chunks_of, digests_of, specs_of
-from schemas.control import Control, Distrust, ReplicaState
+from schemas.control import Control, Distrust, ReplicaState, Staged
 from schemas.errors import Problem
 from schemas.weights import Publication, TensorSpec
 
@@ -40,13 +40,23 @@ class LocalSource:
         below = [] if said.update == "full" else self.published[max(self.published)]
         self.published[version] = [*below, (said, chunk)]
 
-    def change(self, **changes: object) -> int:
-        """Change the record; returns its revision."""
+    def change(self, *, staged: int | None = None, **changes: object) -> int:
+        """Change the record; returns its revision. A version's identity comes along."""
+        if staged is not None:
+            changes["staged"] = Staged(version=staged, identity=self.identity(staged))
+        elif self.control.staged is not None:
+            changes["staged"] = None
+        if "version" in changes:
+            changes["identity"] = self.identity(int(str(changes["version"])))
         with self._changed:
             revision = self.control.revision + 1
             self.control = self.control.model_copy(update={**changes, "revision": revision})
             self._changed.notify_all()
         return revision
+
+    def identity(self, version: int) -> str:
+        """Of the publication that makes the version; empty where there is none."""
+        return self.published[version][-1][0].identity if self.published.get(version) else ""
 
     def register(self, checkpoint_digest: str, spec: dict[str, TensorSpec]) -> Control:
         return self.control

@@ -83,3 +83,17 @@ def test_health_is_the_engines_heartbeat(denoiser: Denoiser) -> None:
     denoiser._stall_timeout_s = -1.0
     with pytest.raises(RuntimeError, match="stall_timeout_s"):
         denoiser.check_health()
+
+
+def test_a_halted_denoiser_refuses_at_once_where_it_should(
+    denoiser: Denoiser, conditioning: pa.Table
+) -> None:
+    denoiser.engine.halt()
+    refusing = denoiser._settings.model_copy(update={"when_halted": "refuse"})
+    waiting, denoiser._settings = denoiser._settings, refusing
+    try:
+        with pytest.raises(RuntimeError, match='"code": "halted"'):
+            asyncio.run(denoiser(conditioning, {}))
+    finally:
+        denoiser._settings = waiting
+        denoiser.engine.resume()

@@ -1,5 +1,6 @@
 """What the README and docs/ say by name is there by that name."""
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from pydantic import BaseModel
 from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
 
 from configs.settings import PRESETS, AppConfig
+from deployments.client import RolloutClient
 from pipeline.engine import Engine
 from pipeline.profile import ExecutionProfile
 from schemas.arrow import manifest_of
@@ -19,6 +21,7 @@ from schemas.request import RolloutRequest
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 TRAJECTORY, OPERATIONS = ROOT / "docs" / "trajectory.md", ROOT / "docs" / "operations.md"
+WEIGHTS = ROOT / "docs" / "weights.md"
 
 
 def first_cells(page: Path, header: str) -> list[str]:
@@ -49,6 +52,30 @@ def test_the_serve_config_for_gpus_names_every_deployment_and_no_unknown_key() -
     settings = AppConfig.model_validate(app["args"])
     assert settings.denoiser.row_buckets[-1] < room["Denoiser"]
     assert settings.limits.max_deadline_s < config["http_options"]["request_timeout_s"]
+
+
+@pytest.mark.parametrize("page", [README, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name)
+def test_every_setting_that_is_named_exists(page: Path) -> None:
+    tree = {name: field.annotation for name, field in AppConfig.model_fields.items()}
+    parts = {
+        name: part for name, part in tree.items() if isinstance(part, type) and issubclass(part, BaseModel)
+    }
+    named = re.findall(rf"`({'|'.join(parts)})\.(?!py`)(\w+)(?:: [^`]*)?`", page.read_text())
+    others = {"client.policy_version"}  # no setting
+    unknown = [f"{part}.{key}" for part, key in named if key not in parts[part].model_fields]
+    assert not set(unknown) - others
+
+
+def test_every_call_in_the_page_on_weights_is_one() -> None:
+    text = WEIGHTS.read_text()
+    for method in re.findall(r"client\.(\w+)\(", text):
+        assert callable(getattr(RolloutClient, method)), method
+    arguments = inspect.signature(RolloutClient.publish_weights).parameters
+    for call in re.findall(r"publish_weights\((.*?)\)\s+#", text, re.DOTALL):
+        assert set(re.findall(r"(\w+)=", call)) <= set(arguments), call
+    gauges = re.findall(r"`ltx_rollout_(\w+)`", text)
+    sources = "".join((ROOT / "deployments" / name).read_text() for name in ("metrics.py", "probe.py"))
+    assert gauges and all(f'"{gauge}"' in sources for gauge in gauges)
 
 
 def test_the_settings_in_the_readme_are_settings() -> None:

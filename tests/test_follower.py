@@ -113,9 +113,9 @@ def test_a_published_version_is_staged_then_sampled_from(
     assert first.result(30).stamp.version == 0
     source.publish(1, weights(1))
     source.change(staged=1)
-    staged = heard(source, lambda state: state.staged == 1)
+    staged = heard(source, lambda state: state.staged == source.identity(1))
     assert staged.version == 0, "only fetched and checked"
-    source.change(staged=None, version=1)
+    source.change(version=1)
     swapped = heard(source, lambda state: state.version == 1)
     assert swapped.weights_digest == replica.policy.digest and swapped.problem is None
     assert holds_weights(replica, weights(1))
@@ -136,9 +136,26 @@ def test_weights_that_do_not_fit_are_told_so_and_the_old_ones_are_sampled_from(
     assert told.staged is None and told.version == 0
     assert told.problem is not None and told.problem["code"] == "weights_refused"
     assert name in told.problem["rule"]
-    source.change(staged=None)
+    source.change()
     assert heard(source, lambda state: state.problem is None).version == 0
     assert replica.engine.submit(order(0, num_inference_steps=2)).result(30).stamp.version == 0
+
+
+def test_a_version_that_is_tried_again_with_other_weights_is_fetched_again(
+    replica: Replica, source: LocalSource, weights: Callable[[int], dict[str, torch.Tensor]]
+) -> None:
+    replica.start()
+    source.publish(1, weights(1))
+    source.change(staged=1)
+    heard(source, lambda state: state.staged == source.identity(1))
+    given_up = source.identity(1)
+    source.publish(1, weights(2))  # before the replica hears that the first try was given up
+    assert source.identity(1) != given_up
+    source.change(staged=1)
+    heard(source, lambda state: state.staged == source.identity(1))
+    source.change(version=1)
+    heard(source, lambda state: state.version == 1)
+    assert holds_weights(replica, weights(2))
 
 
 def test_what_cannot_be_had_now_is_tried_again(
@@ -177,7 +194,7 @@ def test_what_is_published_in_sleep_is_there_before_the_first_sample_after_it(
     waiting = replica.engine.submit(order(0, num_inference_steps=2))
     source.publish(1, weights(1))
     source.change(version=1)
-    ready = heard(source, lambda state: state.staged == 1)
+    ready = heard(source, lambda state: state.staged == source.identity(1))
     assert (ready.run, ready.version) == ("asleep", 0)
     source.change(run="running")
     assert waiting.result(30).sample.policy_versions == [1, 1]

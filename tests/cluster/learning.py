@@ -10,11 +10,14 @@ from typing import Any, Self
 import ray
 import torch
 import variants
-from apps import READY_S, App, deployed, until
+from apps import READY_S, App, until
 from diffusers import LTX2VideoTransformer3DModel
 from peft import LoraConfig
 from ray import serve
 from ray.exceptions import RayActorError
+from ray.serve import Application
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
 
 from configs.settings import AppConfig
 from deployments.client import RolloutClient
@@ -49,12 +52,23 @@ class Learning(App):
 
     @contextmanager
     def running(self, num_replicas: int = 2) -> Iterator[Self]:
-        with deployed(self.name, self._app(num_replicas), self._port):
+        self.deploy(num_replicas)
+        try:
             yield self
+        finally:
+            serve.delete(self.name)
 
-    def scale(self, num_replicas: int) -> None:
-        """Run it anew with so many denoisers."""
-        serve.run(self._app(num_replicas), name=self.name, route_prefix=f"/{self.name}")
+    def deploy(self, num_replicas: int) -> None:
+        """Run it with so many denoisers; those that are there live on, as with `serve deploy`."""
+        application = {
+            "name": self.name,
+            "route_prefix": f"/{self.name}",
+            "import_path": "learning:build",
+            "args": {"folder": str(self._folder)},
+            "deployments": [{"name": "Denoiser", "num_replicas": num_replicas}],
+        }
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
+        until(lambda: self._is_up(num_replicas))
 
     def fleet(self) -> Fleet:
         with self.client() as client:
@@ -92,22 +106,29 @@ class Learning(App):
             return False
         return len(found) == num_replicas and replica_id not in found
 
-    def _app(self, num_replicas: int) -> Any:
-        config = AppConfig(
-            batch_invariant=False,
-            denoiser={"row_buckets": [1, ROWS]},
-            client={"lease_s": 4.0, "pulse_s": 0.25},
-            weights={"folder": str(self._folder), "poll_s": 0.5, "silence_s": 2.0, "max_bytes": 8 * 2**20},
-        )
-        soon_missed = {"health_check_period_s": 1}
-        return bind(
-            config,
-            denoiser=variants.SlowDenoiser,
-            options={
-                "Denoiser": {"num_replicas": num_replicas, "max_ongoing_requests": 2 * ROWS, **soon_missed},
-                **{name: soon_missed for name in ("TextEncoder", "AVDecoder", "LeaseBoard")},
-            },
-        )
+    def _is_up(self, num_replicas: int) -> bool:
+        status = serve.status().applications.get(self.name)
+        if status is None or status.status != "RUNNING":
+            return False
+        return status.deployments["Denoiser"].replica_states == {"RUNNING": num_replicas}
+
+
+def build(args: dict[str, str]) -> Application:
+    """The app, by its import path."""
+    config = AppConfig(
+        denoiser={"row_buckets": [1, ROWS]},
+        client={"lease_s": 4.0, "pulse_s": 0.25},
+        weights={"folder": args["folder"], "poll_s": 0.5, "silence_s": 2.0, "max_bytes": 8 * 2**20},
+    )
+    soon_missed = {"health_check_period_s": 1}
+    return bind(
+        config,
+        denoiser=variants.SlowDenoiser,
+        options={
+            "Denoiser": {"max_ongoing_requests": 2 * ROWS, **soon_missed},
+            **{name: soon_missed for name in ("TextEncoder", "AVDecoder", "LeaseBoard")},
+        },
+    )
 
 
 def sampled(client: RolloutClient, **changes: Any) -> RolloutGroup:

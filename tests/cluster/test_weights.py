@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from apps import READY_S, until
+from apps import READY_S
 from learning import LORA, SHORT, Learning, manifests, ratios, sampled
 from ray import serve
 from safetensors.torch import save_file
@@ -115,13 +115,13 @@ def test_a_successor_has_the_policy_from_its_first_sample_whoever_died(learning:
     assert [v for v, _ in before] == [version]
     learning.kill_denoiser(learning.ask("Denoiser")[0]["replica_id"])
     assert learning.versions() == before
-    learning.scale(3)
-    until(lambda: len(learning.ask("Denoiser")) == 3)
+    learning.deploy(3)
     assert learning.versions() == before
     with learning.client() as client:
         group = sampled(client, num_samples=9)
         assert {m["policy_version"] for m in manifests(group)} == {version}
         assert set(ratios(transformer, group)) == {1.0}
+    learning.deploy(2)
 
 
 @pytest.mark.timeout(600)
@@ -136,7 +136,7 @@ def test_what_was_published_comes_back_from_disk_when_all_processes_are_gone(lea
     store = learning.store()
     serve.delete(learning.name)
     ray.kill(store, no_restart=True)
-    learning.scale(2)
+    learning.deploy(2)
     assert learning.versions() == before
     with learning.client() as client:
         assert set(ratios(transformer, sampled(client, **GROUP))) == {1.0}

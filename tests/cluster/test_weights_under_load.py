@@ -140,6 +140,23 @@ def test_with_every_slot_full_publish_pause_and_sleep_act_at_the_next_boundary(l
     assert all(len(set(m["policy_versions"])) <= 2 for m in crossed)
 
 
+def test_when_time_is_up_the_late_are_named_and_follow_at_their_boundary(learning: Learning) -> None:
+    version = learning.next_version()
+    with learning.client() as client:
+        group = fill(client, learning)
+        with pytest.raises(TimeoutError) as late:
+            client.publish_weights(version=version, tensors=moved(fresh(), seed=7), timeout_s=1.5)
+        problem = Problem.of(late.value)
+        assert problem is not None and "not come to their next boundary" in problem.rule
+        replicas = [state.replica_id for state in client.policy_version().replicas]
+        assert any(replica in problem.rule for replica in replicas)
+        assert client.policy_version().control.version == version, "no sample starts on another any more"
+        client.gather([group], timeout_s=READY_S)
+        group.raise_if_failed()
+        assert {v for m in manifests(group) for v in m["policy_versions"]} == {group.policy_version}
+        until(lambda: {v for v, _ in learning.versions()} == {version})
+
+
 def test_sleep_and_wake_under_load_and_what_is_published_meanwhile(learning: Learning) -> None:
     transformer = fresh()
     with learning.client() as client:
@@ -152,7 +169,8 @@ def test_sleep_and_wake_under_load_and_what_is_published_meanwhile(learning: Lea
             ready = client.publish_weights(
                 version=version, tensors=transformer.state_dict(), timeout_s=READY_S
             )
-            assert {(state.run, state.staged) for state in ready} == {("asleep", version)}
+            identity = client.policy_version().control.identity
+            assert {(state.run, state.staged) for state in ready} == {("asleep", identity)}
             asleep = client.submit({**SHORT, "num_samples": 2})
             time.sleep(0.5)
             assert not asleep.settled.done()
