@@ -167,10 +167,9 @@ class Follower:
         if record.staged is not None:
             self._stage(record.staged.version, wanted)
         if record.run == "asleep" and self._run == "asleep":
+            # Applied when the weights are back on the device: merging elsewhere would give other bits.
             if record.version > self._policy.version:
-                self._stage(
-                    record.version, record.identity
-                )  # and apply it when the weights are back on the device
+                self._stage(record.version, record.identity)
             return
         if self._run == "asleep":
             self._cross("step", self._policy.to_device, record)
@@ -229,14 +228,19 @@ class Follower:
         differ = self._policy.verify()
         if not differ:
             return
-        distrust = Distrust(
+        self._take_out(RuntimeError(f"{len(differ)} tensors are not what was published, such as {differ[0]}"))
+        found = Distrust(
             replica_id=self._replica_id,
             version=self._policy.version,
             tensors=tuple(differ[:MAX_LISTED]),
             sample_ids=tuple(self._finished),
         )
-        self._source.distrust(distrust)
-        self._take_out(RuntimeError(f"{len(differ)} tensors are not what was published, such as {differ[0]}"))
+        while not self._stopping:
+            try:
+                return self._source.distrust(found)
+            except Exception as error:
+                logger.warning("the weight store did not hear of wrong weights (%s); trying again", error)
+                time.sleep(RETRY_S)
 
     def _take_out(self, error: Exception) -> None:
         self.fatal = Problem(
