@@ -4,6 +4,7 @@ python -m benchmarks.bench_engine_overhead
 """
 
 import argparse
+from typing import Any
 
 from benchmarks.harness import Spread, report
 from benchmarks.in_process import InProcess, device
@@ -18,10 +19,11 @@ def main() -> None:
     args = parser.parse_args()
     here = InProcess(args.preset, device())
     rows = []
-    for name, fields in {
+    requests: dict[str, dict[str, Any]] = {
         "sde, 3 stochastic steps": {"stochastic_steps": [2, 3, 4]},
         "sde, every step stochastic and kept": {"return_steps": "all"},
-    }.items():
+    }
+    for name, fields in requests.items():
         shares, per_step = [], []
         for turn in range(args.turns + 1):
             engine = here.engine((BATCH,))

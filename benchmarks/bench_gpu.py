@@ -62,7 +62,8 @@ def smallest_card() -> ModelCard:
 
 
 def smallest_model() -> LTX2VideoTransformer3DModel:
-    return load("tiny", "transformer")  # type: ignore[no-any-return]
+    model: LTX2VideoTransformer3DModel = load("tiny", "transformer")
+    return model
 
 
 def wide_model(num_layers: int) -> LTX2VideoTransformer3DModel:
@@ -82,7 +83,7 @@ def busy_share(device: torch.device, work: threading.Event, shares: list[float])
 
 def throughput(model: VelocityModel, card: ModelCard, num_rows: int, num_steps: int) -> dict[str, Any]:
     engine = Engine(model, card, row_buckets=(num_rows,))
-    warm_up(model, card, (num_rows,))
+    warm_up(model, card, engine.buckets)
     threading.Thread(target=engine.run, daemon=True).start()
     conditioning = Conditioning(positive=_context(card, model.device, 1), negative=None, digest="noise")
     fields = {"prompt": "x", "seed": 1, "num_samples": 2 * num_rows, "num_inference_steps": num_steps}

@@ -31,7 +31,11 @@ def main() -> None:
         prefix = None
         if shared:
             sample = here.submit(engine, request, until=WINDOW[0]).result().sample
-            prefix = Prefix(states=tuple(sample.kept), places=tuple(sample.places))
+            prefix = Prefix(
+                states=tuple(sample.kept),
+                places=tuple(sample.places),
+                policy_versions=tuple(sample.policy_versions),
+            )
         for future in [here.submit(engine, request, k, prefix=prefix) for k in range(GROUP)]:
             future.result()
 

@@ -7,56 +7,52 @@ The transformer sleeps for a GPU's step instead of computing, so that this machi
 
 import argparse
 import time
-from typing import Any
+from statistics import mean
 
-from ray import serve
-
-from benchmarks.harness import report
-from benchmarks.on_ray import STEP_S, SleepingDenoiser, cluster, statuses
-from configs.settings import AppConfig
+from benchmarks.harness import Row, Spread, report
+from benchmarks.on_ray import SlowDenoiser, cluster, deploy, statuses
 from deployments.client import RolloutClient
-from deployments.graph import bind
 
-NUM_STEPS, SAMPLES_PER_REPLICA = 10, 6
-REAL_STEPS, REAL_STEP_S = 30, 0.2
-"""For the estimate: one sample of LTX-2.3 on one GPU that takes one row at a time."""
+NUM_STEPS, SAMPLES_PER_REPLICA = 30, 4
+MAX_ONGOING = 3
+"""Calls that a denoiser of one row takes at a time: that row, and a small waiting room."""
 
 
-def measure(num_replicas: int) -> dict[str, Any]:
-    config = AppConfig.model_validate({"preset": "tiny", "denoiser": {"row_buckets": [1]}})
-    app = bind(
-        config,
-        denoiser=SleepingDenoiser,
-        options={
-            "Denoiser": {
-                "num_replicas": num_replicas,
-                "max_ongoing_requests": 3,
-                "ray_actor_options": {"num_cpus": 1},
-            }
-        },
-    )
-    serve.run(app, route_prefix=None)
+def measure(num_replicas: int) -> tuple[Row, Row]:
+    """The figures of so many replicas, and where they idled."""
+    deploy("slow_app", {"default": {"num_replicas": num_replicas, "max_ongoing_requests": MAX_ONGOING}})
     with RolloutClient.connect() as client:
         request = {"prompt": "a red ball", "num_inference_steps": NUM_STEPS, "media": False}
-        client.gather([client.submit({**request, "num_samples": min(64, 2 * num_replicas)})])  # warm
-        before = {status["replica_id"]: status["stats"] for status in statuses()}
+        warm_up = {**request, "num_inference_steps": 2, "num_samples": min(64, 2 * num_replicas)}
+        client.gather([client.submit(warm_up)])
         samples = num_replicas * SAMPLES_PER_REPLICA
         groups, size = divmod(samples, 8)
-        started, cpu = time.perf_counter(), time.process_time()
         sizes = [8] * groups + ([size] if size else [])
+        began, cpu = time.monotonic(), time.process_time()
         client.gather([client.submit({**request, "num_samples": count}) for count in sizes])
-        wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
-        forward = [s["stats"]["forward_s"] - before[s["replica_id"]]["forward_s"] for s in statuses()]
-    serve.delete("default")
-    return {
+        ended, cpu_s = time.monotonic(), time.process_time() - cpu
+    wall_s = ended - began
+    passes = [[one for one in status["passes"] if one[0] > began] for status in statuses()]
+    busy = [sum(end - begin for begin, end in own) for own in passes]
+    before, after = [own[0][0] - began for own in passes], [ended - own[-1][1] for own in passes]
+    idle_between = [wall_s - sum(parts) for parts in zip(busy, before, after, strict=True)]
+    figures = {
         "replicas": num_replicas,
         "samples": samples,
         "wall, s": wall_s,
-        "busy share, mean": sum(forward) / num_replicas / wall_s,
-        "busy share, least": min(forward) / wall_s,
+        "busy share, mean": mean(busy) / wall_s,
+        "busy share, least": min(busy) / wall_s,
         "client's CPU per sample, ms": cpu_s / samples * 1000,
-        "GPUs one client feeds": int(REAL_STEPS * REAL_STEP_S / (cpu_s / samples)),
+        "GPUs one client feeds": int(NUM_STEPS * SlowDenoiser.STEP_S / (cpu_s / samples)),
     }
+    profile = {
+        "replicas": num_replicas,
+        "idle before the first step, s": Spread.of(before),
+        "between steps, s": Spread.of(idle_between),
+        "after the last step, s": Spread.of(after),
+        "samples of a replica": Spread.of([len(own) / NUM_STEPS for own in passes]),
+    }
+    return figures, profile
 
 
 def main() -> None:
@@ -64,14 +60,15 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     args = parser.parse_args()
     with cluster():
-        rows = [measure(count) for count in args.replicas]
+        measured = [measure(count) for count in args.replicas]
     report(
         "scale",
-        rows,
+        [figures for figures, _ in measured],
+        profile=[profile for _, profile in measured],
         notes=[
-            f"a step sleeps {STEP_S} s; {NUM_STEPS} steps a sample, one row at a time; wall from the first submit on",
+            f"a step sleeps {SlowDenoiser.STEP_S} s; {NUM_STEPS} steps a sample, one row at a time; wall from the first submit on",
             "mark: busy share at least 0.95 at each count",
-            f"GPUs fed: {REAL_STEPS} steps of {REAL_STEP_S} s over the client's CPU time per sample, one core",
+            "GPUs fed: the time of a sample over the client's CPU time for it, on one core",
         ],
     )
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+Row = Mapping[str, Any]
+"""Of a table: its cells by column."""
 LIBRARIES = ("torch", "diffusers", "transformers", "ray", "pyarrow", "numpy")
 
 
@@ -61,14 +63,18 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
     return Spread.of([a / b for a, b in zip(over, under, strict=True)])
 
 
-def report(name: str, rows: Sequence[Mapping[str, Any]], *, notes: Sequence[str] = ()) -> None:
-    """Print a table and write ``results/<name>.json`` with the hardware and the versions."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [[_cell(row.get(column, "")) for column in columns] for row in rows]
-    widths = [max(len(line[i]) for line in [columns, *cells]) for i in range(len(columns))]
-    print(f"\n{name}")
-    for line in [columns, ["-" * width for width in widths], *cells]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+def report(
+    name: str,
+    rows: Sequence[Row],
+    *,
+    profile: Sequence[Row] = (),
+    notes: Sequence[str] = (),
+) -> None:
+    """Print the table of ``rows`` and the one of ``profile``, which says where the time goes, and write both to
+    ``results/<name>.json`` with the hardware and the versions."""
+    _print_table(name, rows)
+    if profile:
+        _print_table(f"{name}: where the time goes", profile)
     for note in notes:
         print(f"* {note}")
     RESULTS.mkdir(exist_ok=True)
@@ -77,7 +83,8 @@ def report(name: str, rows: Sequence[Mapping[str, Any]], *, notes: Sequence[str]
         "taken": time.strftime("%Y-%m-%d"),
         "hardware": hardware(),
         "versions": {library: version(library) for library in LIBRARIES},
-        "rows": [{key: _plain(value) for key, value in row.items()} for row in rows],
+        "rows": _plain_rows(rows),
+        "profile": _plain_rows(profile),
         "notes": list(notes),
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
@@ -88,7 +95,13 @@ def hardware() -> dict[str, Any]:
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"cpu": _cpu_model(), "cores": os.cpu_count(), "gpu": gpu, "system": platform.platform()}
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "system": platform.platform(),
+    }
 
 
 def _cpu_model() -> str:
@@ -99,6 +112,19 @@ def _cpu_model() -> str:
     return next(
         (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
     )
+
+
+def _print_table(title: str, rows: Sequence[Row]) -> None:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[_cell(row.get(column, "")) for column in columns] for row in rows]
+    widths = [max(len(line[i]) for line in [columns, *cells]) for i in range(len(columns))]
+    print(f"\n{title}")
+    for line in [columns, ["-" * width for width in widths], *cells]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _plain_rows(rows: Sequence[Row]) -> list[dict[str, object]]:
+    return [{key: _plain(value) for key, value in row.items()} for row in rows]
 
 
 def _cell(value: object) -> str:

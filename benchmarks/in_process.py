@@ -9,7 +9,8 @@ import torch
 from configs.settings import AppConfig
 from pipeline.checkpoint import load, read_card
 from pipeline.conditioning import Conditioning, Context
-from pipeline.engine import Engine, Finished
+from pipeline.engine import Engine
+from pipeline.entry import Finished
 from pipeline.noise import draw
 from pipeline.sample import Job, Prefix
 from pipeline.velocity import VelocityModel

@@ -1,25 +1,29 @@
-"""A local Ray cluster of a benchmark's own, and denoisers that sleep instead of computing."""
+"""A local Ray cluster of a benchmark's own, and apps whose denoisers sleep instead of computing."""
 
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 from ray import serve
+from ray.serve import Application
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
 
+from benchmarks.idle_decoder import IdleDecoder
+from benchmarks.sleeping import SleepingModel
+from configs.settings import AppConfig
 from deployments.denoiser import Denoiser
-from pipeline.velocity import PLAIN, Latents, Perturbation, Row
-from schemas.geometry import Geometry
+from deployments.graph import bind
 
 ROOT = Path(__file__).parents[1]
-STEP_S = float(os.environ.get("BENCH_STEP_S", "0.2"))
-"""A GPU's time for one step of LTX-2.3 at its usual size, about."""
+READY_S = 600.0
+"""Longest wait for replicas: each imports for seconds of CPU time."""
 
 
 @contextmanager
@@ -44,29 +48,80 @@ def cluster(num_cpus: int = 64, object_store_bytes: int = 2**30) -> Iterator[Non
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class SleepingModel:
-    """In a VelocityModel's place: a forward pass is a nap."""
-
-    device = torch.device("cpu")
-
-    def __call__(
-        self, batch: Sequence[Row], geometry: Geometry, perturbation: Perturbation = PLAIN
-    ) -> Latents:
-        time.sleep(STEP_S)
-        return {
-            modality: torch.zeros(len(batch), *batch[0].latents[modality].shape)
-            for modality in ("video", "audio")
-        }
-
-
 class SleepingDenoiser(Denoiser):
-    """The real denoiser around a model that sleeps."""
+    """The real denoiser around a model that sleeps for ``step_s``."""
+
+    def __init__(self, *args: Any, step_s: float) -> None:
+        super().__init__(*args)
+        self.sleeping = SleepingModel(step_s)
+        self.engine.model = self.sleeping  # type: ignore[assignment]
+
+    async def status(self) -> dict[str, Any]:
+        return {**await super().status(), "passes": self.sleeping.passes}
+
+
+class SlowDenoiser(SleepingDenoiser):
+    """A GPU's time for one step of LTX-2.3 at its usual size, about."""
+
+    STEP_S = 0.2
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.engine.model = SleepingModel()  # type: ignore[assignment]
+        super().__init__(*args, step_s=self.STEP_S)
+
+
+class BriskDenoiser(SleepingDenoiser):
+    """Half of it, for the sake of a benchmark's own time."""
+
+    STEP_S = 0.1
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args, step_s=self.STEP_S)
+
+
+def slow_app(_: dict[str, str]) -> Application:
+    """An import path for ``deploy``."""
+    return _app_of(SlowDenoiser)
+
+
+def brisk_app(_: dict[str, str]) -> Application:
+    """An import path for ``deploy``."""
+    return _app_of(BriskDenoiser)
+
+
+def deploy(builder: str, denoisers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Run an app per name, built by a function of this module, with these options of its denoiser, and wait for it.
+
+    By a configuration, as `serve deploy` does: only then do a changed number's other replicas live on.
+    """
+    applications = [
+        {
+            "name": name,
+            "route_prefix": None,
+            "import_path": f"benchmarks.on_ray:{builder}",
+            "deployments": [{"name": "Denoiser", "ray_actor_options": {"num_cpus": 1}, **options}],
+        }
+        for name, options in denoisers.items()
+    ]
+    _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": applications}))
+    end = time.monotonic() + READY_S
+    while not all(_is_up(name, options["num_replicas"]) for name, options in denoisers.items()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"the replicas are not there after {READY_S} s: {serve.status()}")
+        time.sleep(0.5)
 
 
 def statuses(app_name: str = "default") -> list[dict[str, Any]]:
     """What every denoiser replica says of itself."""
     return list(serve.get_deployment_handle("Denoiser", app_name).broadcast("status").results())
+
+
+def _app_of(denoiser: type) -> Application:
+    config = AppConfig.model_validate({"preset": "tiny", "denoiser": {"row_buckets": [1]}})
+    return bind(config, denoiser=denoiser, av_decoder=IdleDecoder)
+
+
+def _is_up(app_name: str, num_replicas: int) -> bool:
+    app = serve.status().applications.get(app_name)
+    if app is None or app.status != "RUNNING":
+        return False
+    return bool(app.deployments["Denoiser"].replica_states == {"RUNNING": num_replicas})

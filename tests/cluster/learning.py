@@ -84,7 +84,7 @@ class Learning(App):
         """Kill one, and wait until as many others are there."""
         before = {status["replica_id"]: status["pid"] for status in self.ask("Denoiser")}
         os.kill(before[replica_id], signal.SIGKILL)
-        until(lambda: self.is_replaced(replica_id, len(before)))
+        until(lambda: self.are_replaced({replica_id}, len(before)))
 
     def versions(self) -> set[tuple[int, str]]:
         """Version and digest of every replica that is there."""
@@ -98,13 +98,13 @@ class Learning(App):
             return None
         return found if found.replicas else None
 
-    def is_replaced(self, replica_id: str, num_replicas: int) -> bool:
-        """Whether that one is gone and as many are there as should be."""
+    def are_replaced(self, replica_ids: set[str], num_replicas: int) -> bool:
+        """Whether those are gone and as many are there as should be."""
         try:
-            found = [status["replica_id"] for status in self.ask("Denoiser")]
-        except RayActorError:  # the one that was killed is still taken for alive
+            found = {status["replica_id"] for status in self.ask("Denoiser")}
+        except RayActorError:  # one that was killed is still taken for alive
             return False
-        return len(found) == num_replicas and replica_id not in found
+        return len(found) == num_replicas and not found & replica_ids
 
     def _is_up(self, num_replicas: int) -> bool:
         status = serve.status().applications.get(self.name)

@@ -1,5 +1,7 @@
 """Published weights on a real cluster: sampled from everywhere, to the bit, whoever dies; or refused, and nowhere."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,9 +9,8 @@ from typing import Any
 import pytest
 import ray
 import torch
-from apps import READY_S
+from apps import READY_S, until
 from learning import LORA, SHORT, Learning, manifests, ratios, sampled
-from ray import serve
 from safetensors.torch import save_file
 
 from deployments.client import RolloutClient
@@ -125,7 +126,7 @@ def test_a_successor_has_the_policy_from_its_first_sample_whoever_died(learning:
 
 
 @pytest.mark.timeout(600)
-def test_what_was_published_comes_back_from_disk_when_all_processes_are_gone(learning: Learning) -> None:
+def test_what_was_published_comes_back_from_disk_when_all_who_had_it_are_gone(learning: Learning) -> None:
     version, transformer = publish_moved(learning, seed=7)
     adapter = trained_adapter(transformer, LORA, seed=8)
     with learning.client() as client:
@@ -133,10 +134,11 @@ def test_what_was_published_comes_back_from_disk_when_all_processes_are_gone(lea
             version=version + 1, tensors=adapter, update="lora", lora_config=LORA, timeout_s=READY_S
         )
     before = learning.versions()
-    store = learning.store()
-    serve.delete(learning.name)
-    ray.kill(store, no_restart=True)
-    learning.deploy(2)
+    denoisers = learning.ask("Denoiser")
+    ray.kill(learning.store(), no_restart=True)
+    for status in denoisers:
+        os.kill(status["pid"], signal.SIGKILL)
+    until(lambda: learning.are_replaced({status["replica_id"] for status in denoisers}, len(denoisers)))
     assert learning.versions() == before
     with learning.client() as client:
         assert set(ratios(transformer, sampled(client, **GROUP))) == {1.0}
