@@ -6,6 +6,7 @@ come yet. What cannot be put right here (an update that failed midway, weights t
 the replica out: it gives its samples up, fails its health check, and its successor starts from the store.
 """
 
+import itertools
 import logging
 import threading
 import time
@@ -60,6 +61,7 @@ class Follower:
         self._staged: tuple[str, Layers] | None = None
         self._problem: Problem | None = None
         self._finished: deque[str] = deque(maxlen=MAX_FINISHED)
+        self._words = itertools.count(1)
         self._news = threading.Condition()
         self._stopping = False
         self.fatal: Problem | None = None
@@ -102,9 +104,11 @@ class Follower:
 
     def state(self) -> ReplicaState:
         """As the store and people hear it."""
+        word = next(self._words)  # before anything is looked at: a higher one is never older
         problem = self.fatal or self._problem
         return ReplicaState(
             replica_id=self._replica_id,
+            word=word,
             version=self._policy.version,
             weights_digest=self._policy.digest,
             run=self._run,

@@ -28,8 +28,11 @@ class Roster:
         self._news = asyncio.Condition()
 
     async def note(self, state: ReplicaState) -> None:
-        """A replica said how it is."""
+        """A replica said how it is. A word that an earlier one has overtaken only tells that it lives."""
         async with self._news:
+            last = self._heard.get(state.replica_id)
+            if last is not None and last.state.word > state.word:
+                state = last.state
             self._heard[state.replica_id] = _Heard(state=state, at=self._clock())
             self._news.notify_all()
 

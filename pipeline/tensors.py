@@ -13,6 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
+# `frozen` answers what torch warns of. Once for the process, since a filter per call takes longer than the call and is not
+# safe among threads.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+
 def frozen(array: NDArray[np.generic], torch_dtype: str | None = None) -> Tensor:
     """A zero-copy tensor over ``array`` to read from: an op that would write to it or to a view of it raises
     RuntimeError before it does, in every gradient mode.
@@ -20,9 +25,7 @@ def frozen(array: NDArray[np.generic], torch_dtype: str | None = None) -> Tensor
     ``torch_dtype="bfloat16"`` reinterprets uint16 bits. What asks for writable memory raises too, whether it would write
     or not: ``numpy()``, ``data_ptr()``, pickling, ``torch.compile``, a few kernels on the CPU. ``clone()`` it there.
     """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        tensor = torch.from_numpy(array)
+    tensor = torch.from_numpy(array)
     # An inference tensor would be no protection: torch refuses an in-place op on one only after it has written.
     torch._C._set_throw_on_mutable_data_ptr(tensor)
     return tensor.view(dtype_of(torch_dtype)) if torch_dtype else tensor

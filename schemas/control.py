@@ -47,6 +47,8 @@ class ReplicaState(Contract):
     """What one denoiser replica says of itself."""
 
     replica_id: str
+    word: Index = 0
+    """Rises with each of the replica's words, which may overtake one another."""
     version: Index
     """Of the policy that it samples from."""
     weights_digest: str

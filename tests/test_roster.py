@@ -51,6 +51,18 @@ def test_a_replica_that_falls_silent_or_leaves_is_not_waited_for() -> None:
     asyncio.run(test())
 
 
+def test_a_word_that_was_overtaken_takes_nothing_back() -> None:
+    async def test() -> None:
+        roster = Roster(silence_s=5)
+        await roster.note(state("a", 2, word=7))
+        await roster.note(state("a", 1, word=6))
+        assert [s.version for s in roster.states()] == [2]
+        await roster.note(state("a", 3, word=8))
+        assert [s.version for s in roster.states()] == [3]
+
+    asyncio.run(test())
+
+
 def test_the_wait_has_an_end() -> None:
     async def test() -> None:
         roster = Roster(silence_s=50)
