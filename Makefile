@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check clean
+.PHONY: demo grpo test check clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/python scripts/demo.py
+
+grpo: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python scripts/grpo.py $(GRPO)
 
 test check: $(INSTALLED)
 	scripts/check

@@ -3,7 +3,7 @@
     serve run serve_config.yaml                  # in a shell of its own
     python foreign_trainer.py                    # from anywhere; needs ray[serve], pyarrow and numpy
 
-The ingress makes the calls here, so it owns the trajectories: they are gone when its replica is. Read them soon, or run
+The app's archive makes the calls here, so it owns the trajectories: they are gone when its replica is. Read them soon, or run
 RolloutClient in an actor of your own (collect_rollouts.py, own_configs/), which then owns them.
 """
 

@@ -1,0 +1,41 @@
+"""The mathematics of GRPO that is not the sampler's: advantages in a group, and the clipped ratio of one log-prob.
+
+Each modality has rewards, advantages, log-probs and ratios of its own. A log-prob is the mean over one modality's
+elements, so ratios are near 1 and clip ranges small.
+"""
+
+import torch
+from torch import Tensor
+
+
+def advantages(rewards: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """Each reward against its group's: (reward - mean) / standard deviation. [groups, samples], both ways.
+
+    A group whose rewards are all the same teaches nothing: 0.
+    """
+    deviation = rewards - rewards.mean(dim=1, keepdim=True)
+    return deviation / (rewards.std(dim=1, keepdim=True, unbiased=False) + epsilon)
+
+
+def shuffled(values: Tensor, generator: torch.Generator) -> Tensor:
+    """The same values in each group, handed to its samples at random."""
+    order = torch.rand(values.shape, generator=generator).argsort(dim=1)
+    return values.gather(1, order)
+
+
+def clipped_loss(
+    log_prob: Tensor, old_log_prob: float, advantage: float, clip_range: float
+) -> tuple[Tensor, float]:
+    """PPO's loss of one move, and the ratio of its probabilities under the new and the old policy.
+
+    Past the clip range there is no gradient further away from the old policy, but always one back to it.
+    """
+    ratio = torch.exp(log_prob - old_log_prob)
+    clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
+    return -torch.minimum(ratio * advantage, clipped * advantage), float(ratio.detach())
+
+
+def kl(log_prob: Tensor, reference: Tensor) -> Tensor:
+    """An estimate of the distance from a reference policy that is never negative: exp(d) - d - 1, d = reference - new."""
+    difference = reference - log_prob
+    return torch.exp(difference) - difference - 1
