@@ -148,14 +148,35 @@ class WeightSettings(Contract):
 
 
 class HttpSettings(Contract):
-    """The ingress, for ad-hoc requests."""
+    """Ad-hoc requests: the ingress, and the archive of their rollouts."""
 
     max_rollouts: Count = 16
-    """Rollouts answered at a time; one more is told to try again."""
+    """Rollouts sampled at a time; one more is told to try again."""
     max_num_samples: Count = 8
     """Samples of one rollout."""
     max_body_bytes: Bytes = MIB
     """Bytes of a request's body."""
+    keep_s: Positive = 900.0
+    """Seconds for which a rollout is kept once it is settled, for its links and its request_id."""
+    keep_bytes: Bytes = 256 * MIB
+    """Of kept rollouts in the object store; the oldest make way. One that is larger is answered and not kept."""
+    encoded_bytes: Bytes = 64 * MIB
+    """Of encoded media that each ingress replica keeps in its memory, for players that seek."""
+    token_env: str | None = None
+    """Name of the environment variable that holds the token which callers must send as "Authorization: Bearer ...". Read
+    where the ingress runs, at its start. None: no token from there."""
+    token_file: str | None = None
+    """Path of a file that holds it, likewise. None for both: no token is asked for."""
+    weights_root: str | None = None
+    """Folder under which weights may be named by path over HTTP. None: none can be."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may read answers in a browser, such as "https://lab.example". None by default."""
+
+    @model_validator(mode="after")
+    def _one_place_for_the_token(self) -> Self:
+        if self.token_env is not None and self.token_file is not None:
+            raise ValueError("token_env and token_file cannot both be given; leave one of the two out")
+        return self
 
 
 class AppConfig(Contract):

@@ -4,10 +4,10 @@ A body that says its length is refused before a byte of it is read, one that com
 It knows nothing of what is in a body.
 """
 
-from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.http_problems import answer
 from schemas.errors import invalid
 
 
@@ -47,11 +47,11 @@ class BodyLimit:
             more = message.get("more_body", False)
         return messages
 
-    def _refusal(self, found: str) -> JSONResponse:
+    def _refusal(self, found: str) -> ASGIApp:
         problem = invalid(
             "body",
             f"{found} bytes",
             f"must be at most {self._max_body_bytes} bytes (http.max_body_bytes)",
             "send a shorter prompt and less metadata",
         )
-        return JSONResponse(problem.payload(), status_code=413)
+        return answer(problem, 413)

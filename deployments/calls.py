@@ -24,6 +24,9 @@ from schemas.errors import Problem
 REPLICA_DEATHS = (ActorDiedError, ActorUnavailableError, ObjectLostError, OwnerDiedError, WorkerCrashedError)
 """Errors after which the same call on another replica gives the same sample."""
 
+MAX_INLINED_BYTES = 100 * 2**10
+"""Of a result that Ray hands over in the answer itself, and keeps in the caller's memory."""
+
 
 async def finished_ref(response: DeploymentResponse) -> ray.ObjectRef:
     """The ref of a call's result once it is there; raises the call's error. The value is not fetched.
@@ -44,6 +47,12 @@ async def finished_ref(response: DeploymentResponse) -> ray.ObjectRef:
 
 def _in_object_store(ref: ray.ObjectRef) -> bool:
     return bool(get_local_object_locations([ref]).get(ref, {}).get("node_ids"))
+
+
+def size_of(ref: ray.ObjectRef) -> int:
+    """Bytes of a result that is there; where it is so small that this process holds it itself, the most that can be."""
+    found = get_local_object_locations([ref]).get(ref, {}).get("object_size")
+    return found if found and found > 0 else MAX_INLINED_BYTES
 
 
 def problem_of(error: BaseException) -> Problem:

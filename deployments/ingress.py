@@ -1,6 +1,7 @@
-"""The front door: a RolloutClient behind HTTP, and behind one handle for callers without this project's modules.
+"""The front door: HTTP, and one handle for callers without this project's modules.
 
-Ad-hoc requests only: a trainer runs its own RolloutClient, so that it owns what it gets and no byte passes here.
+Ad-hoc requests only: a trainer runs its own RolloutClient, so that it owns what it gets and no byte passes here. Any
+number of replicas: they own nothing, and forward to the one archive.
 """
 
 import asyncio
@@ -12,42 +13,38 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from configs.settings import AppConfig
-from deployments.client import RolloutClient
-from deployments.conductor import Handles
-from deployments.group import RolloutGroup
+from deployments.archive_client import ArchiveClient
 from deployments.http_api import http_app
+from deployments.http_parts import some_done
+from deployments.sglang_api import sglang_router
+from deployments.weight_controls import WeightControls
 from schemas.card import ModelCard
 from schemas.control import Fleet
-from schemas.request import RolloutRequest
 
 
 class Ingress:
-    """Holds the client, and the refs of what it is answering."""
+    """Forwards to the archive, and puts what comes back into a caller's form."""
 
-    def __init__(
-        self,
-        config: AppConfig,
-        card: ModelCard,
-        text_encoder: DeploymentHandle,
-        denoiser: DeploymentHandle,
-        av_decoder: DeploymentHandle,
-        lease_board: DeploymentHandle,
-    ) -> None:
-        self._config = config
-        self._card = card
-        handles = Handles(
-            app_name=serve.get_replica_context().app_name,
-            text_encoder=text_encoder,
-            denoiser=denoiser,
-            av_decoder=av_decoder,
-            lease_board=lease_board,
-        )
-        self._client = RolloutClient(handles, self._card, config.client, wait_when_full=False)
+    def __init__(self, config: AppConfig, card: ModelCard, archive: DeploymentHandle) -> None:
+        self._config, self._card = config, card
+        self._archive = ArchiveClient(archive)
+        self._weights = WeightControls(serve.get_replica_context().app_name)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once the replica is made: what answers its HTTP requests."""
+        settings = self._config.http
+        sglang = sglang_router(
+            self._archive,
+            self._weights,
+            weights_root=settings.weights_root,
+            max_num_samples=settings.max_num_samples,
+        )
         return http_app(
-            self._settled, self._fleet, checkpoint=self._card.checkpoint, settings=self._config.http
+            self._archive,
+            self._fleet,
+            checkpoint=self._card.checkpoint,
+            settings=settings,
+            routers=[sglang],
         )
 
     async def describe(self) -> dict[str, Any]:
@@ -60,37 +57,11 @@ class Ingress:
     async def rollout(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Sample one group for a caller that has nothing but a handle: dicts in, object refs out.
 
-        The refs are nested, so they arrive as refs. They are owned by this replica and die with it: read them soon,
-        or use RolloutClient. Raises ValueError, TimeoutError or RuntimeError, whose text is a Problem, when no sample
-        was done.
+        The refs are nested, so they arrive as refs. The archive owns them, and they die with it: read them soon, or use
+        RolloutClient. The same request under the same request_id gives the same rollout, for as long as it is kept.
+        Raises ValueError, TimeoutError or RuntimeError, whose text is a Problem, when no sample was done.
         """
-        group = await self._settled(request)
-        failed = group.problems
-        if len(failed) == len(group.samples):
-            raise failed[0].exception()
-        return {
-            "request": group.request.model_dump(mode="json"),
-            "conditioning": group.conditioning,
-            "samples": [
-                {
-                    "sample_index": sample.sample_index,
-                    "trajectory": sample.trajectory,
-                    "media": sample.media,
-                    "problem": sample.problem.payload() if sample.problem else None,
-                }
-                for sample in group.samples
-            ],
-        }
+        return dict(some_done(await self._archive.rollout(dict(request))))
 
     async def _fleet(self) -> Fleet:
-        return await asyncio.to_thread(self._client.policy_version)
-
-    async def _settled(self, request: RolloutRequest | Mapping[str, Any]) -> RolloutGroup:
-        """Submit and wait. When our caller goes away the group is cancelled."""
-        group = self._client.submit(request)
-        self._client.collect([group])
-        try:
-            return await asyncio.shield(asyncio.wrap_future(group.settled))
-        except asyncio.CancelledError:
-            group.cancel()
-            raise
+        return await asyncio.to_thread(self._weights.policy_version)

@@ -1,9 +1,11 @@
-"""Media of a sample as a file that people can play: H.264 and AAC in an MP4.
+"""Media of a sample as files that people can open: H.264 and AAC in an MP4, the sound as WAV, a frame as PNG.
 
 Nothing is cut, stretched or resampled: both start at 0, the picture lasts num_frames / frame_rate seconds and the sound
-as long as its waveform. It knows no checkpoint and reads no manifest beyond the two rates.
+as long as its waveform. It knows no checkpoint and no torch, and reads no manifest beyond the two rates.
 """
 
+import struct
+import tempfile
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +22,8 @@ X264_OPTIONS = {"crf": "18", "preset": "medium"}
 """Visually close to the frames, at a few percent of their size."""
 AAC_BITS_PER_S = 192_000
 LAYOUTS = {1: "mono", 2: "stereo"}
+IEEE_FLOAT = 3
+"""WAV's number for float samples."""
 MAX_RATE_DENOMINATOR = 1001
 """Frame rates are numbers such as 24, 12.5 or 24000/1001."""
 
@@ -47,6 +51,48 @@ def save_mp4(media: Mapping[str, pa.Table], path: str | Path) -> None:
             written += chunk.shape[1]
         for stream in (picture, sound):
             container.mux(stream.encode())
+
+
+def mp4_bytes(media: Mapping[str, pa.Table]) -> bytes:
+    """What `save_mp4` writes. Raises likewise."""
+    # On disk meanwhile: the muxer goes back to put the index first, for players that have only the beginning.
+    with tempfile.TemporaryDirectory(prefix="ltx-mp4-") as folder:
+        path = Path(folder) / "sample.mp4"
+        save_mp4(media, path)
+        return path.read_bytes()
+
+
+def wav_bytes(media: Mapping[str, pa.Table]) -> bytes:
+    """The sound as WAV of 32-bit float samples: the waveform's own, not rounded. Raises ValueError for tables that are no
+    media."""
+    view = read_media(media)
+    num_channels, num_samples = view.waveform.shape
+    frame_bytes = 4 * num_channels
+    layout = struct.pack(
+        "<HHIIHHH",
+        IEEE_FLOAT,
+        num_channels,
+        view.sample_rate,
+        view.sample_rate * frame_bytes,
+        frame_bytes,
+        32,
+        0,
+    )
+    samples = np.ascontiguousarray(view.waveform.T, "<f4").tobytes()
+    chunks = [(b"fmt ", layout), (b"fact", struct.pack("<I", num_samples)), (b"data", samples)]
+    body = b"".join(name + struct.pack("<I", len(chunk)) + chunk for name, chunk in chunks)
+    return b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WAVE" + body
+
+
+def png_bytes(media: Mapping[str, pa.Table], frame: int) -> bytes:
+    """One frame as PNG, pixel by pixel. Raises ValueError for tables that are no media."""
+    rgb = read_media(media).frames[frame]
+    encoder = av.CodecContext.create("png", "w")
+    encoder.height, encoder.width, _ = rgb.shape
+    encoder.pix_fmt, encoder.time_base = "rgb24", Fraction(1)
+    picture = av.VideoFrame.from_ndarray(rgb, format="rgb24")
+    packets = [*encoder.encode(picture), *encoder.encode(None)]
+    return b"".join(bytes(packet) for packet in packets)
 
 
 def _check(view: MediaView) -> None:

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-
 # `frozen` answers what torch warns of. Once for the process, since a filter per call takes longer than the call and is not
 # safe among threads.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

@@ -39,10 +39,14 @@ Code = Literal[
     "replica_died",
     "policy_version_gone",
     "halted",
+    "conflict",
+    "not_found",
+    "gone",
     "internal",
 ]
 """Every kind of failure a caller can meet. The first two are the caller's to mend, a request and a publication
-of weights; the others are about one run of a sample."""
+of weights; `conflict`, `not_found` and `gone` are about a rollout that is kept under its request_id; the others
+are about one run of a sample."""
 
 CODES: tuple[Code, ...] = get_args(Code)
 
@@ -89,14 +93,17 @@ class Problem:
         }
 
     def exception(self) -> Exception:
-        """To raise: ValueError for `invalid_request` and `weights_refused`, TimeoutError for
-        `deadline_exceeded`, else RuntimeError.
+        """To raise: ValueError for `invalid_request`, `weights_refused` and `conflict`, LookupError for
+        `not_found` and `gone`, TimeoutError for `deadline_exceeded`, else RuntimeError.
 
         Its text is the payload as JSON, in ASCII and on one line.
         """
         kinds: dict[str, type[Exception]] = {
             "invalid_request": ValueError,
             "weights_refused": ValueError,
+            "conflict": ValueError,
+            "not_found": LookupError,
+            "gone": LookupError,
             "deadline_exceeded": TimeoutError,
         }
         return kinds.get(self.code, RuntimeError)(json.dumps(self.payload()))

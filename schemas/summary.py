@@ -1,8 +1,30 @@
-"""What an HTTP caller gets back about a group: numbers, no tensors."""
+"""What an HTTP caller gets back about a group: numbers and links, no tensors."""
 
 from typing import Any
 
 from schemas.fields import Contract
+
+
+class SampleLinks(Contract):
+    """Where the parts of a sample are, as paths; null for what was not asked for or not made."""
+
+    trajectory: str | None = None
+    """The trajectory table, as an Arrow IPC stream."""
+    mp4: str | None = None
+    """Picture and sound, H.264 and AAC."""
+    wav: str | None = None
+    """The sound as it was made: 32-bit float."""
+    frames: str | None = None
+    """A frame as PNG; put its number, from 0, in place of {frame}."""
+
+
+class RolloutLinks(Contract):
+    """Where the rollout is, as paths. They lead somewhere for `http.keep_s`, and until `http.keep_bytes` are kept."""
+
+    self: str
+    """This summary again; DELETE it to forget the rollout."""
+    conditioning: str | None = None
+    """The prompt's contexts, as an Arrow IPC stream."""
 
 
 class SampleSummary(Contract):
@@ -28,8 +50,11 @@ class SampleSummary(Contract):
     """Size of the trajectory table; null when none was asked for."""
     media_bytes: int | None = None
     """Size of the media tables; null when none was asked for."""
+    num_frames: int | None = None
+    """Frames of the video; null when no media was asked for."""
     timings: dict[str, float] | None = None
     """Seconds per stage; null when it failed."""
+    links: SampleLinks = SampleLinks()
     problem: dict[str, Any] | None = None
     """Code, field, value, rule and remedy of a failed sample."""
 
@@ -45,3 +70,4 @@ class RolloutSummary(Contract):
     conditioning_digest: str | None
     """Hash of the prompt's contexts; null when no sample was done."""
     samples: list[SampleSummary]
+    links: RolloutLinks

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import yaml
+from fake_archive import FakeArchive
 from pydantic import BaseModel
 from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
+from test_http_api import app_of
 
 from configs.settings import PRESETS, AppConfig
 from deployments.client import RolloutClient
+from deployments.http_problems import MEANINGS
+from deployments.http_rollouts import FORMS
 from pipeline.engine import Engine
 from pipeline.profile import ExecutionProfile
 from schemas.arrow import manifest_of
@@ -21,7 +25,7 @@ from schemas.request import RolloutRequest
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 TRAJECTORY, OPERATIONS = ROOT / "docs" / "trajectory.md", ROOT / "docs" / "operations.md"
-WEIGHTS = ROOT / "docs" / "weights.md"
+WEIGHTS, HTTP = ROOT / "docs" / "weights.md", ROOT / "docs" / "http.md"
 
 
 def first_cells(page: Path, header: str) -> list[str]:
@@ -46,7 +50,7 @@ def test_the_serve_config_for_gpus_names_every_deployment_and_no_unknown_key() -
     (app,) = config["applications"]
     assert not unknown_keys(app, ServeApplicationSchema)
     assert not any(unknown_keys(deployment, DeploymentSchema) for deployment in app["deployments"])
-    names = ["Ingress", "LeaseBoard", "TextEncoder", "Denoiser", "AVDecoder"]
+    names = ["Ingress", "RolloutArchive", "LeaseBoard", "TextEncoder", "Denoiser", "AVDecoder"]
     assert [deployment["name"] for deployment in app["deployments"]] == names
     room = {deployment["name"]: deployment["max_ongoing_requests"] for deployment in app["deployments"]}
     settings = AppConfig.model_validate(app["args"])
@@ -107,7 +111,19 @@ def test_the_manifest_is_described_whole(table: Any, order: Any, model: Any, car
     assert set(first_cells(TRAJECTORY, "column | type |")) == set(trajectory.column_names)
 
 
-@pytest.mark.parametrize("page", [README, TRAJECTORY, OPERATIONS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [README, TRAJECTORY, OPERATIONS, HTTP], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()) if not link.startswith("http")]
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_page_on_http_has_every_route_form_and_status() -> None:
+    page = HTTP.read_text()
+    document = app_of(FakeArchive()).openapi()
+    routes = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
+    assert set(re.findall(r"\| `([A-Z]+ /[^`]*)` \|", page)) == routes
+    assert set(re.findall(r"\| `(\w+/[^`]*)` \|", page)) == set(FORMS)
+    # 405 is Starlette's own, wherever a method is not one.
+    assert set(map(int, first_cells(HTTP, "status |"))) == {*MEANINGS, 405}
+    told = re.findall(r"`(\w+)` \(", page.split("**Events.**", 1)[1].split("\n\n", 1)[0])
+    assert set(told) == {"started", "progress"}

@@ -37,7 +37,14 @@ def test_a_problem_reads_as_a_sentence() -> None:
 
 @pytest.mark.parametrize("code", CODES)
 def test_the_exception_is_a_builtin_chosen_by_the_code(code: Any) -> None:
-    kinds = {"invalid_request": ValueError, "weights_refused": ValueError, "deadline_exceeded": TimeoutError}
+    kinds = {
+        "invalid_request": ValueError,
+        "weights_refused": ValueError,
+        "conflict": ValueError,
+        "not_found": LookupError,
+        "gone": LookupError,
+        "deadline_exceeded": TimeoutError,
+    }
     kind = kinds.get(code, RuntimeError)
     error = Problem(code=code, rule="must hold").exception()
     assert type(error) is kind

@@ -1,5 +1,7 @@
-"""The MP4 and the picture of a group, read back: what was written is what is there."""
+"""Files of a sample read back: what was written is what is there."""
 
+import io
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.export import save_mp4
+from pipeline.export import mp4_bytes, png_bytes, save_mp4, wav_bytes
 from schemas.media import pack_media
 
 AAC_FRAME = 1024
@@ -113,3 +115,35 @@ def test_what_an_mp4_cannot_hold_is_refused(
     wave = click(num_channels, 18000, 48000, at=0)
     with pytest.raises(ValueError, match=message):
         save_mp4(pack_media(np.zeros(shape, np.uint8), 24.0, wave, 48000, {}), tmp_path / "sample.mp4")
+
+
+def test_an_mp4_in_memory_is_the_file_and_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    media = pack_media(ramp(9), 24.0, click(2, 18000, 48000, at=0), 48000, {})
+    content = mp4_bytes(media)
+    assert list(tmp_path.iterdir()) == []
+    save_mp4(media, tmp_path / "sample.mp4")
+    assert content == (tmp_path / "sample.mp4").read_bytes()
+    assert content.index(b"moov") < content.index(b"mdat"), "a player can begin before it has all"
+
+
+@pytest.mark.parametrize(("num_channels", "sample_rate"), [(1, 16000), (2, 48000), (6, 48000)])
+def test_a_wav_holds_the_waveform_itself(num_channels: int, sample_rate: int) -> None:
+    wave = click(num_channels, 1001, sample_rate, at=0)
+    content = wav_bytes(pack_media(ramp(1), 24.0, wave, sample_rate, {}))
+    assert int.from_bytes(content[4:8], "little") == len(content) - 8
+    with av.open(io.BytesIO(content)) as container:
+        stream = container.streams.audio[0]
+        assert (stream.codec_context.name, stream.rate) == ("pcm_f32le", sample_rate)
+        sound = np.concatenate([frame.to_ndarray() for frame in container.decode(audio=0)], axis=1)
+    assert np.array_equal(sound.reshape(-1, num_channels).T, wave)
+
+
+def test_a_png_holds_the_frame_itself() -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (3, 33, 47, 3), np.uint8)
+    media = pack_media(frames, 24.0, click(2, 6000, 48000, at=0), 48000, {})
+    with av.open(io.BytesIO(png_bytes(media, 1))) as container:
+        (picture,) = container.decode(video=0)
+    assert np.array_equal(picture.to_ndarray(format="rgb24"), frames[1])

@@ -25,7 +25,7 @@ Table = Callable[..., pa.Table]
 
 
 @pytest.fixture
-def transformer() -> LTX2VideoTransformer3DModel:
+def own() -> LTX2VideoTransformer3DModel:
     return fresh()
 
 
@@ -39,14 +39,14 @@ def errors(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]
 
 
 def probed(
-    transformer: LTX2VideoTransformer3DModel,
+    own: LTX2VideoTransformer3DModel,
     card: ModelCard,
     pack: Callable[[Finished], pa.Table],
     jobs: list[Job],
     every: int = 1,
 ) -> ParityProbe:
     """A probe that has seen these jobs."""
-    model = VelocityModel(transformer)
+    model = VelocityModel(own)
     engine = Engine(model, card, row_buckets=(1, 2))
     engine.probe = probe = ParityProbe(model, pack, every, alarm=1e-5)
     sample(engine, jobs)
@@ -54,20 +54,20 @@ def probed(
 
 
 def test_a_sound_replica_is_off_by_nothing(
-    transformer: LTX2VideoTransformer3DModel,
+    own: LTX2VideoTransformer3DModel,
     card: ModelCard,
     order: Order,
     table: Table,
     errors: Callable[[], list[str]],
 ) -> None:
-    probe = probed(transformer, card, lambda f: table(f, of=transformer), [order(k) for k in range(2)])
+    probe = probed(own, card, lambda f: table(f, of=own), [order(k) for k in range(2)])
     assert probe.worst is not None
     assert (probe.worst.log_prob_difference, probe.worst.ratio) == (0.0, 1.0)
     assert not errors()
 
 
 def test_weights_that_are_not_those_of_the_sample_raise_the_alarm(
-    transformer: LTX2VideoTransformer3DModel,
+    own: LTX2VideoTransformer3DModel,
     card: ModelCard,
     order: Order,
     table: Table,
@@ -75,17 +75,17 @@ def test_weights_that_are_not_those_of_the_sample_raise_the_alarm(
 ) -> None:
     def pack_and_spoil(finished: Finished) -> pa.Table:
         with torch.no_grad():
-            transformer.proj_out.weight.mul_(1.5)
-        return table(finished, of=transformer)
+            own.proj_out.weight.mul_(1.5)
+        return table(finished, of=own)
 
-    probe = probed(transformer, card, pack_and_spoil, [order(0)])
+    probe = probed(own, card, pack_and_spoil, [order(0)])
     assert probe.worst is not None and probe.worst.log_prob_difference > 1e-3
     (message,) = errors()
     assert "above parity_alarm 1e-05" in message
 
 
 def test_a_nan_raises_the_alarm_wherever_it_stands(
-    transformer: LTX2VideoTransformer3DModel,
+    own: LTX2VideoTransformer3DModel,
     card: ModelCard,
     order: Order,
     table: Table,
@@ -97,12 +97,12 @@ def test_a_nan_raises_the_alarm_wherever_it_stands(
         for step, difference in enumerate((0.0, math.nan, 0.0))
     ]
     monkeypatch.setattr(probe_module, "parity", lambda *_: gaps)
-    probed(transformer, card, lambda f: table(f, of=transformer), [order(0)])
+    probed(own, card, lambda f: table(f, of=own), [order(0)])
     assert "off by up to nan" in errors()[0]
 
 
 def test_one_in_so_many_is_replayed_and_a_failing_replay_fails_no_sample(
-    transformer: LTX2VideoTransformer3DModel, card: ModelCard, order: Order, errors: Callable[[], list[str]]
+    own: LTX2VideoTransformer3DModel, card: ModelCard, order: Order, errors: Callable[[], list[str]]
 ) -> None:
     packed: list[int] = []
 
@@ -111,6 +111,6 @@ def test_one_in_so_many_is_replayed_and_a_failing_replay_fails_no_sample(
         raise RuntimeError("no table")
 
     jobs = [order(k, num_inference_steps=2) for k in range(6)]
-    probe = probed(transformer, card, broken, jobs, every=3)
+    probe = probed(own, card, broken, jobs, every=3)
     assert len(packed) == 2 and probe.worst is None
     assert len(errors()) == 2

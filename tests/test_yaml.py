@@ -110,6 +110,9 @@ def test_its_arguments_are_settings_that_fit_its_limits(file: Path) -> None:
         assert by_name["Ingress"]["max_ongoing_requests"] > config.http.max_rollouts, (
             "so that the app answers"
         )
+        archive = by_name["RolloutArchive"]
+        assert archive["num_replicas"] == 1, "links lead to what one process keeps"
+        assert archive["max_ongoing_requests"] > by_name["Ingress"]["max_ongoing_requests"], "all may wait"
 
 
 @pytest.mark.parametrize("file", SERVE_FILES, ids=lambda file: file.name)

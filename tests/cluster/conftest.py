@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import ray
 import variants
-from apps import MAX_ROLLOUTS, NUM_DENOISERS, ROOM_OF_PLAIN, App, deployed
+from apps import KEEP_BYTES, MAX_ROLLOUTS, NUM_DENOISERS, ROOM_OF_PLAIN, App, deployed
 from learning import Learning
 from ray import serve
 
@@ -71,12 +71,20 @@ def port(metrics_port: int) -> Iterator[int]:
 @pytest.fixture(scope="session")
 def plain(port: int) -> Iterator[App]:
     """One replica of each stage with the tiny preset's batching, little room, and narrow HTTP limits."""
-    config = AppConfig(http={"max_rollouts": MAX_ROLLOUTS, "max_num_samples": 8, "max_body_bytes": 20_000})
+    http = {
+        "max_rollouts": MAX_ROLLOUTS,
+        "max_num_samples": 8,
+        "max_body_bytes": 20_000,
+        "keep_bytes": KEEP_BYTES,
+    }
+    config = AppConfig(http=http)
     app = bind(
         config,
         text_encoder=variants.SlowableTextEncoder,
         denoiser=variants.TellingDenoiser,
         av_decoder=variants.SlowableDecoder,
+        archive=variants.TellingArchive,
+        ingress=variants.TellingIngress,
         options={
             "Denoiser": ROOM_OF_PLAIN,
             **{stage: {"max_ongoing_requests": 64} for stage in ("Ingress", "TextEncoder")},

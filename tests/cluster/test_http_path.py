@@ -71,7 +71,7 @@ def test_a_request_that_cannot_be_sampled_is_refused_in_words(
         answer = http.post(ROLLOUTS, json=request_)
     assert answer.status_code == 422
     problem = answer.json()
-    assert problem.keys() == PROBLEM
+    assert problem.keys() >= PROBLEM
     assert problem["code"] == "invalid_request" and problem["field"] == field
     assert said in problem["rule"] or said in problem["remedy"]
     if value is not None:
@@ -85,7 +85,7 @@ def test_a_body_that_is_no_request_is_refused_in_words(plain: App, body: bytes) 
         answer = http.post(ROLLOUTS, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422
     problem = answer.json()
-    assert problem.keys() == PROBLEM and problem["code"] == "invalid_request"
+    assert problem.keys() >= PROBLEM and problem["code"] == "invalid_request"
     assert problem["rule"].startswith(("must be", "is required")) and problem["remedy"]
     assert problem["field"] in (None, "body")
 
@@ -102,7 +102,7 @@ def test_a_body_over_the_limit_is_refused_however_it_is_sent(plain: App) -> None
         for answer in (http.post(ROLLOUTS, json=long), http.post(ROLLOUTS, content=chunks())):
             assert answer.status_code == 413
             problem = answer.json()
-            assert problem.keys() == PROBLEM and problem["field"] == "body"
+            assert problem.keys() >= PROBLEM and problem["field"] == "body"
             assert "http.max_body_bytes" in problem["rule"] and "20000" in problem["rule"]
         in_chunks = iter([b'{"prompt": ', b'"a red ball", "media": false}'])
         short = http.post(ROLLOUTS, content=in_chunks, headers={"content-type": "application/json"})
