@@ -16,7 +16,7 @@ ROOM_OF_PLAIN = {"max_ongoing_requests": 9, "max_queued_requests": 4}
 """Calls that the denoiser of `plain` takes: its eight rows, and one to ask for its status. And those that wait for it."""
 MAX_ROLLOUTS = 12
 """That `plain` answers over HTTP at a time."""
-KEEP_BYTES = 16 * 2**20
+KEEP_BYTES = 10 * 2**20
 """Of rollouts that `plain` keeps."""
 READY_S = 240.0
 """Longest wait for anything that is bound to happen, on a busy machine."""
