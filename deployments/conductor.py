@@ -144,7 +144,10 @@ class Conductor:
                 break
             except RayError as error:
                 if isinstance(error, TimeoutError) or seconds_left <= 0:
-                    raise _never_published(group).exception() from None
+                    asked_for = request.min_policy_version > 0
+                    raise (
+                        _never_published(group) if asked_for else _out_of_time(group)
+                    ).exception() from None
                 logger.warning("the weight store did not answer (%r); trying again", error)
                 await asyncio.sleep(STORE_PAUSE_S)
         bound = None if request.allow_mixed_versions else int(version)
