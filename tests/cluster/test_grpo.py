@@ -92,7 +92,7 @@ def test_a_denoiser_that_is_killed_in_the_middle_costs_time_alone(app: Learning,
     rows = list(trainer.run())
     killer.join()
     trainer.client.close()
-    until(lambda: app.is_replaced(killed[0], 2))
+    until(lambda: app.are_replaced({killed[0]}, 2))
     assert [row["iteration"] for row in rows] == [1, 2, 3]
     assert all(row["staleness"] <= 1 and row["left_out"] == 0 for row in rows)
     assert {rows[0][name] for name in RATIOS} == {1.0}
