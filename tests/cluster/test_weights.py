@@ -1,7 +1,5 @@
 """Published weights on a real cluster: sampled from everywhere, to the bit, whoever dies; or refused, and nowhere."""
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from apps import READY_S, until
+from apps import READY_S
 from learning import LORA, SHORT, Learning, manifests, ratios, sampled
 from safetensors.torch import save_file
 
@@ -137,8 +135,7 @@ def test_what_was_published_comes_back_from_disk_when_all_who_had_it_are_gone(le
     denoisers = learning.ask("Denoiser")
     ray.kill(learning.store(), no_restart=True)
     for status in denoisers:
-        os.kill(status["pid"], signal.SIGKILL)
-    until(lambda: learning.are_replaced({status["replica_id"] for status in denoisers}, len(denoisers)))
+        learning.kill_denoiser(status["replica_id"])
     assert learning.versions() == before
     with learning.client() as client:
         assert set(ratios(transformer, sampled(client, **GROUP))) == {1.0}
