@@ -222,7 +222,10 @@ def test_what_a_cancelled_group_had_done_no_longer_counts(plain: App) -> None:
         client.gather([of_one], timeout_s=120)
         num_bytes = ray.get(of_one.samples[0].trajectory).nbytes
     with plain.client(max_bytes_in_flight=int(1.9 * num_bytes)) as client:
-        given_up = client.submit({"prompt": "given up", "num_samples": 2, "media": False})
+        # Else the one that is done would be handed over when the other has begun.
+        given_up = client.submit(
+            {"prompt": "given up", "num_samples": 2, "media": False, "allow_mixed_versions": True}
+        )
         given_up.samples[0].settled.result(120)
         given_up.cancel()
         given_up.settled.result(120)
