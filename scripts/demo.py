@@ -89,6 +89,25 @@ def main() -> int:
 
 def run(home: Path, out: Path) -> None:
     """The demo itself, with all temporary files in ``home``."""
+    with served(home, out) as (address, environment):
+        command = [
+            "examples/collect_rollouts.py",
+            *("--address", address, "--prompt", PROMPT, "--num-samples", "4"),
+            *("--out", str(out), "--request", json.dumps(REQUEST)),
+        ]
+        print(f"\n$ python {command[0]} --num-samples 4 --out out ...", flush=True)
+        with running([sys.executable, *command], environment) as trainer:
+            wait_until_done(trainer)
+    draw(out)
+    report(out)
+
+
+@contextmanager
+def served(home: Path, out: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The app on a cluster of its own until the block ends: the cluster's address, and the environment to reach it from.
+
+    Its temporary files are in ``home``, its log is in ``out``.
+    """
     gcs_port = free_port()
     environment = cluster_environment(home, gcs_port)
     config, http = config_for(home)
@@ -100,16 +119,7 @@ def run(home: Path, out: Path) -> None:
         running(serve_command, environment, stdout=log, stderr=log) as serve,
     ):
         wait_until_ready(serve, http, address, environment)
-        command = [
-            "examples/collect_rollouts.py",
-            *("--address", address, "--prompt", PROMPT, "--num-samples", "4"),
-            *("--out", str(out), "--request", json.dumps(REQUEST)),
-        ]
-        print(f"\n$ python {command[0]} --num-samples 4 --out out ...", flush=True)
-        with running([sys.executable, *command], environment) as trainer:
-            wait_until_done(trainer)
-    draw(out)
-    report(out)
+        yield address, environment
 
 
 def cluster_environment(home: Path, gcs_port: int) -> dict[str, str]:

@@ -14,22 +14,13 @@ import argparse
 import json
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from demo import (
-    INTERRUPTS,
-    LOG_NAME,
-    ROOT,
-    Failed,
-    cluster_environment,
-    config_for,
-    free_port,
-    running,
-    wait_until_ready,
-)
+from demo import INTERRUPTS, LOG_NAME, ROOT, Failed, running, served
 
 RUN_DEADLINE_S = 1800.0
 """Long, for a busy machine: a run takes a few minutes on two cores."""
@@ -81,17 +72,7 @@ def run(home: Path, out: Path, wanted: dict[str, list[str]], iterations: int) ->
     """All runs, one after the other, with all temporary files in ``home``."""
     from examples.grpo.plot import draw
 
-    gcs_port = free_port()
-    environment = cluster_environment(home, gcs_port)
-    config, http = config_for(home)
-    address = f"127.0.0.1:{gcs_port}"
-    print("$ serve run serve_config.yaml --address local", flush=True)
-    serve_command = [str(Path(sys.executable).with_name("serve")), "run", str(config), "--address", "local"]
-    with (
-        (out / LOG_NAME).open("w") as log,
-        running(serve_command, environment, stdout=log, stderr=log) as serve,
-    ):
-        wait_until_ready(serve, http, address, environment)
+    with served(home, out) as (address, environment):
         for name, how in wanted.items():
             if is_whole(out / name, iterations):
                 print(f"\n{name} is there already")
@@ -108,7 +89,11 @@ def run(home: Path, out: Path, wanted: dict[str, list[str]], iterations: int) ->
             print(f"\n$ python {' '.join(what)}", flush=True)
             started = time.monotonic()
             with running([sys.executable, *what, "--address", address], environment) as trainer:
-                if code := trainer.wait(RUN_DEADLINE_S):
+                try:
+                    code = trainer.wait(RUN_DEADLINE_S)
+                except subprocess.TimeoutExpired:
+                    raise Failed(f"the run {name} was not done after {RUN_DEADLINE_S:.0f} s") from None
+                if code:
                     raise Failed(f"the run {name} ended with exit code {code}")
             print(f"{name}: {time.monotonic() - started:.0f} s")
     draw(out)

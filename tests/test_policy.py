@@ -445,10 +445,10 @@ def test_verify_finds_a_flipped_bit_in_an_adapter(
 # Sleep and wake
 
 
-CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
-@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("merge", [False, True], ids=["live", "merged"])
 def test_sleep_and_wake_are_idempotent_and_keep_every_bit(
     merge: bool, device: str, trainer: LTX2VideoTransformer3DModel
