@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -363,6 +364,11 @@ def test_a_wrong_command_line_is_usage(argv: list[str], capsys: Any) -> None:
     assert ended.value.code == 2 and "usage:" in capsys.readouterr().err
 
 
+def as_from_a_terminal() -> None:
+    """A shell's background jobs, as these tests may be, ignore Ctrl-C, and what they start inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_hangs_up_and_says_so(tmp_path: Path) -> None:
     archive = Archive()
     with served(app_of(archive)) as address:
@@ -377,12 +383,14 @@ def test_ctrl_c_hangs_up_and_says_so(tmp_path: Path) -> None:
             "--url",
             address,
         ]
-        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=as_from_a_terminal
+        )
         while not getattr(archive, "asked", None):
             assert process.poll() is None
             time.sleep(0.05)
         time.sleep(0.2)
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in err) == (130, False), err
     assert "stopped" in err
