@@ -86,7 +86,7 @@ class RolloutClient(WeightControls):
         is sent.
         """
         group = RolloutGroup(resolve(request, self.card), self._cancel)
-        needed = sample_bytes(group, self.card)
+        needed = sample_bytes(group.request, self.card)
         if needed > self._settings.max_bytes_in_flight:
             raise invalid(
                 "return_steps",
@@ -128,10 +128,10 @@ class RolloutClient(WeightControls):
         """
         waited = list(groups)
         self.collect(waited)
-        samples = [sample.settled for group in waited for sample in group.samples]
+        samples = {sample.settled: sample for group in waited for sample in group.samples}
         with progress_bar(waited) if progress else nullcontext():
             for settled in futures_as_completed(samples, timeout=timeout_s):
-                yield settled.result()
+                yield samples[settled]
 
     def collect(self, groups: Iterable[RolloutGroup]) -> None:
         """Say that somebody waits for these groups: their samples count as handed over as soon as they are done."""

@@ -27,7 +27,7 @@ from schemas.card import ModelCard
 from schemas.errors import Problem
 from schemas.order import SampleOrder
 from schemas.resolve import media_bytes, num_rows, trajectory_bytes
-from schemas.resolved import first_stochastic_step
+from schemas.resolved import ResolvedRequest, first_stochastic_step
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class Handles:
 class Inputs:
     """What the samples of a group are made from."""
 
+    group: RolloutGroup
     conditioning: ray.ObjectRef
     """Conditioning table, owned by this process."""
     prefix: ray.ObjectRef | None
@@ -111,7 +112,7 @@ class Conductor:
         except Exception as error:
             self._fail_rest(group, problem_of(error))
         finally:
-            group.settled.set_result(group)
+            group.settled.set_result(None)
 
     def handed_over(self, sample: RolloutSample) -> None:
         """Somebody has taken a sample that was not yet waited for when it was done."""
@@ -164,6 +165,7 @@ class Conductor:
             partial(self._call, encoder, request.prompt, request.negative_prompt)
         )
         inputs = Inputs(
+            group=group,
             conditioning=conditioning,
             prefix=None,
             encode_s=time.monotonic() - started,
@@ -182,7 +184,7 @@ class Conductor:
         return inputs
 
     async def _run_sample(self, sample: RolloutSample, inputs: Inputs) -> None:
-        num_bytes, group, binding = self._num_bytes(sample), sample.group, inputs.binding
+        num_bytes, group, binding = self._num_bytes(sample), inputs.group, inputs.binding
         await self.budget.enter(num_bytes, group.collecting.is_set)
         is_running, handed_over = True, True
         try:
@@ -214,7 +216,7 @@ class Conductor:
 
         Returns the refs of the trajectory and the media, None for what was not asked for.
         """
-        group, decoder = sample.group, self._handles.av_decoder
+        group, decoder = inputs.group, self._handles.av_decoder
         for attempt in range(1, self._settings.max_attempts + 1):
             sample.attempt = attempt
             try:
@@ -234,7 +236,7 @@ class Conductor:
         self, sample: RolloutSample, inputs: Inputs, until: int | None = None
     ) -> ray.ObjectRef:
         """One denoiser call: a sample, or the prefix of its group up to the state of step ``until``."""
-        request, version = sample.group.request, inputs.binding.policy_version
+        request, version = sample.request, inputs.binding.policy_version
         tag = f"{sample.attempt if until is None else 'prefix'}"
         sample_id = f"{sample.key}/{tag}" if version is None else f"{sample.key}/{tag}-v{version}"
         if until is None:
@@ -279,7 +281,7 @@ class Conductor:
                 await asyncio.sleep(FULL_QUEUE_PAUSE_S)
 
     def _num_bytes(self, sample: RolloutSample) -> int:
-        return sample_bytes(sample.group, self._card)
+        return sample_bytes(sample.request, self._card)
 
     def _fail_rest(self, group: RolloutGroup, problem: Problem) -> None:
         for sample in group.samples:
@@ -290,10 +292,10 @@ def _version_gone(error: BaseException) -> bool:
     return problem_of(error).code == "policy_version_gone"
 
 
-def sample_bytes(group: RolloutGroup, card: ModelCard) -> int:
-    """Bytes in the object store of one sample of the group, known from the geometry beforehand."""
-    media = media_bytes(group.request, card) if group.request.media else 0
-    return trajectory_bytes(group.request, card) + media
+def sample_bytes(request: ResolvedRequest, card: ModelCard) -> int:
+    """Bytes in the object store of one sample of the request, known from the geometry beforehand."""
+    media = media_bytes(request, card) if request.media else 0
+    return trajectory_bytes(request, card) + media
 
 
 def _out_of_time(group: RolloutGroup) -> Problem:

@@ -149,11 +149,8 @@ class KeptRollouts:
         await asyncio.wrap_future(group.settled)
         answer = _settled(group)
         refs = [answer["conditioning"]]
-        for sample, told in zip(group.samples, answer["samples"], strict=True):
+        for told in answer["samples"]:
             refs += [told["trajectory"], told["media"]]
-            # A group and its samples refer to each other: what they hold would stay until Python looks for cycles.
-            sample.trajectory = sample.media = None
-        group.conditioning = None
         rollout.answer.set_result(answer)
         self._shelf.settle(rollout, sum(size_of(ref) for ref in refs if ref is not None))
 

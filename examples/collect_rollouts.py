@@ -34,14 +34,15 @@ class Trainer:
         from schemas.trajectory import read_trajectory
 
         groups = [self.client.submit(request) for request in requests]
+        numbers = {group.group_id: number for number, group in enumerate(groups)}
         for sample in self.client.as_completed(groups):
             sample.raise_if_failed()
             table = ray.get(sample.trajectory)
             trajectory = read_trajectory(table)  # read-only views; pipeline.tensors.owned copies to a device
             if out is not None:
-                save(table, ray.get(sample.media), f"{out}/{sample.group.request_id}-{sample.sample_index}")
+                save(table, ray.get(sample.media), f"{out}/{sample.request.request_id}-{sample.sample_index}")
             yield {
-                "group": groups.index(sample.group),
+                "group": numbers[sample.group_id],
                 "sample": sample.sample_index,
                 "video_latents": trajectory.video_latents.shape,
                 "audio_latents": trajectory.audio_latents.shape,

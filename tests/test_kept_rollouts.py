@@ -40,7 +40,7 @@ class FakeClient:
                 sample.finish(None, None)
             else:
                 sample.fail(problem)
-        group.settled.set_result(group)
+        group.settled.set_result(None)
 
     def _cancel(self, group: RolloutGroup) -> None:
         self.cancelled.append(group)

@@ -1,10 +1,12 @@
 """A trainer's way: RolloutClient over handles. What it gets, what it does not ask for, and how its client ends."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import Future
 from typing import Any
 
@@ -59,7 +61,7 @@ def test_samples_come_as_they_are_completed(plain: App) -> None:
         long = client.submit({"prompt": "a long way", "num_inference_steps": 60, "media": False})
         short = client.submit({"prompt": "a short way", "num_samples": 2, "media": False})
         came = list(client.as_completed([long, short], timeout_s=120, progress=True))
-    assert [sample.group for sample in came] == [short, short, long]
+    assert [sample.group_id for sample in came] == [short.group_id, short.group_id, long.group_id]
     assert all(sample.done for sample in came)
 
 
@@ -84,6 +86,30 @@ def test_a_request_that_cannot_be_sampled_is_refused_before_anything_is_sent(pla
         client.submit({"prompt": "a red ball", "num_frames": 120})
     problem = Problem.of(refused.value)
     assert problem is not None and problem.field == "num_frames" and problem.value == 120
+
+
+def test_what_a_group_holds_is_freed_when_it_is_dropped(plain: App) -> None:
+    request = {"prompt": "a red ball", "num_samples": 2, "seed": 7}
+    gc.collect()
+    gc.disable()  # a cycle of references would otherwise be found sooner or later
+    try:
+        with plain.client() as client:
+            (gathered,) = client.gather([client.submit(request)], timeout_s=120)
+            streamed = client.submit(request)
+            for sample in client.as_completed([streamed], timeout_s=120):
+                assert sample.done
+            cancelled = client.submit(request | {"num_inference_steps": 100})
+            until(plain.held)
+            cancelled.cancel()
+            client.gather([cancelled], timeout_s=120)
+            kept = [weakref.ref(group) for group in (gathered, streamed, cancelled)]
+            kept += [
+                weakref.ref(sample) for group in (gathered, streamed, cancelled) for sample in group.samples
+            ]
+            del gathered, streamed, cancelled, sample
+            until(lambda: not any(held() for held in kept), timeout_s=20)
+    finally:
+        gc.enable()
 
 
 def test_without_media_the_decoder_is_not_called(plain: App) -> None:
@@ -231,7 +257,8 @@ def test_what_a_cancelled_group_had_done_no_longer_counts(plain: App) -> None:
         given_up.settled.result(120)
         assert [sample.done for sample in given_up.samples] == [True, False]
         other = client.submit({"prompt": "another", "media": False})
-        assert other.settled.result(120).samples[0].done
+        other.settled.result(120)
+        assert other.samples[0].done
 
 
 def test_a_group_that_is_cancelled_as_soon_as_it_is_submitted_settles(plain: App) -> None:
