@@ -26,7 +26,7 @@ from configs.settings import ClientSettings
 from deployments.conductor import Conductor, Handles, sample_bytes
 from deployments.group import RolloutGroup, RolloutSample
 from deployments.progress import progress_bar
-from deployments.weight_controls import WeightControls
+from deployments.weights.controls import WeightControls
 from schemas.card import ModelCard
 from schemas.errors import invalid
 from schemas.request import RolloutRequest

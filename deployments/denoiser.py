@@ -21,11 +21,11 @@ import torch
 from ray.serve.handle import DeploymentHandle
 
 from configs.settings import AppConfig
-from deployments.follower import Follower
 from deployments.lease_board import Progress
 from deployments.metrics import DenoiserMetrics
 from deployments.probe import ParityProbe
-from deployments.weight_source import WeightSource, source_of_this_app
+from deployments.weights.follower import Follower
+from deployments.weights.source import WeightSource, source_of_this_app
 from pipeline.checkpoint import load
 from pipeline.conditioning import Conditioning, read
 from pipeline.engine import Engine

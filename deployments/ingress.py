@@ -13,11 +13,11 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from configs.settings import AppConfig
-from deployments.archive_client import ArchiveClient
-from deployments.http_api import http_app
-from deployments.http_parts import some_done
-from deployments.sglang_api import sglang_router
-from deployments.weight_controls import WeightControls
+from deployments.http.api import http_app
+from deployments.http.parts import some_done
+from deployments.kept.client import ArchiveClient
+from deployments.sglang.api import sglang_router
+from deployments.weights.controls import WeightControls
 from schemas.card import ModelCard
 from schemas.control import Fleet
 

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from cards import ltx23_card
 
-from deployments.archive_api import SampleProgress, Settled, Submitted
-from deployments.shelf import Shelf
+from deployments.kept.api import SampleProgress, Settled, Submitted
+from deployments.kept.shelf import Shelf
 from schemas.arrow import manifest_of
 from schemas.conditioning import pack_conditioning
 from schemas.errors import Problem

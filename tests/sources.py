@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from deployments.weight_source import Layers
+from deployments.weights.source import Layers
 from pipeline.weights import chunks_of, digests_of, specs_of
 from schemas.control import Control, Distrust, ReplicaState, Staged
 from schemas.errors import Problem

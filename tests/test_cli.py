@@ -22,9 +22,9 @@ from fastapi import FastAPI
 from PIL import Image
 
 from configs.settings import HttpSettings
-from deployments.archive_api import Submitted
-from deployments.cli import main
-from deployments.http_api import http_app
+from deployments.cli.__main__ import main
+from deployments.http.api import http_app
+from deployments.kept.api import Submitted
 from schemas.arrow import manifest_of
 from schemas.control import Control, Fleet, ReplicaState
 from schemas.resolved import ResolvedRequest

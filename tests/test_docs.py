@@ -14,8 +14,8 @@ from test_http_api import app_of
 
 from configs.settings import PRESETS, AppConfig
 from deployments.client import RolloutClient
-from deployments.http_problems import MEANINGS
-from deployments.http_rollouts import FORMS
+from deployments.http.problems import MEANINGS
+from deployments.http.rollouts import FORMS
 from pipeline.engine import Engine
 from pipeline.profile import ExecutionProfile
 from schemas.arrow import manifest_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 from diffusers import LTX2VideoTransformer3DModel
 
-from deployments.follower import Follower
+from deployments.weights.follower import Follower
 from pipeline.checkpoint import load
 from pipeline.engine import Engine
 from pipeline.entry import PolicyStamp

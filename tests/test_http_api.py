@@ -24,8 +24,8 @@ from fake_archive import (
 from fastapi import FastAPI
 
 from configs.settings import HttpSettings
-from deployments.http_api import http_app
-from deployments.http_bodies import ARROW_TYPE
+from deployments.http.api import http_app
+from deployments.http.bodies import ARROW_TYPE
 from schemas.control import Fleet
 from schemas.group_stream import read_group
 from schemas.problem_details import ProblemDetails

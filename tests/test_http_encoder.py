@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from deployments.http_encoder import NUM_THREADS, Encoder
+from deployments.http.encoder import NUM_THREADS, Encoder
 
 
 def test_a_file_is_made_once_however_many_ask_and_the_loop_goes_on_meanwhile() -> None:

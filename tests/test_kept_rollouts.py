@@ -8,9 +8,9 @@ import pytest
 from cards import ltx23_card
 
 from configs.settings import HttpSettings
-from deployments import kept_rollouts
 from deployments.group import RolloutGroup
-from deployments.kept_rollouts import KeptRollouts
+from deployments.kept import rollouts as kept_rollouts
+from deployments.kept.rollouts import KeptRollouts
 from schemas.errors import Problem
 from schemas.resolve import resolve
 

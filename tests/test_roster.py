@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deployments.roster import Roster
+from deployments.weights.roster import Roster
 from schemas.control import ReplicaState
 
 

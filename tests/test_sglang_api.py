@@ -11,16 +11,15 @@ import pytest
 import schemathesis
 from cards import ltx23_card
 from fastapi import FastAPI
-from hypothesis import HealthCheck, Phase, given, settings
+from openapi import NOT_SAID, explore
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 from sglang_tables import Tables, read_answer, tables
 
 from configs.settings import HttpSettings
-from deployments.archive_api import SampleProgress, Settled, Submitted
-from deployments.http_api import http_app
-from deployments.sglang_api import sglang_router
+from deployments.http.api import http_app
+from deployments.kept.api import SampleProgress, Settled, Submitted
+from deployments.sglang.api import sglang_router
 from schemas.control import Control, Fleet, ReplicaState
 from schemas.errors import Problem
 from schemas.resolve import resolve
@@ -446,24 +445,12 @@ OPERATIONS = {
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_no_answer_is_undocumented(label: str) -> None:
     """Nor a fault of ours, but for 501, which is documented as what those routes are."""
-    excluded = [positive_data_acceptance, negative_data_rejection]
-    if "tensor" in label:
-        excluded.append(not_a_server_error)
-
+    excluded = [*NOT_SAID, not_a_server_error] if "tensor" in label else NOT_SAID
     # Without a body nothing can be wrong.
     modes = GenerationMode if OPERATIONS[label].body else [GenerationMode.POSITIVE]
-    for mode in modes:
-
-        @given(case=OPERATIONS[label].as_strategy(generation_mode=mode))
-        @settings(
-            max_examples=20,
-            deadline=None,
-            database=None,
-            derandomize=True,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        def holds(case: schemathesis.Case) -> None:
-            case.call_and_validate(excluded_checks=excluded)
-
-        holds()
+    explore(
+        OPERATIONS[label],
+        lambda case: case.call_and_validate(excluded_checks=excluded),
+        modes=modes,
+        max_examples=20,
+    )

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from deployments import shelf as shelf_module
-from deployments.shelf import Shelf
+from deployments.kept import shelf as shelf_module
+from deployments.kept.shelf import Shelf
 from schemas.errors import Problem
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.weight_archive import WeightArchive
+from deployments.weights.archive import WeightArchive
 from pipeline.weights import StoredTensor, digests_of
 from schemas.errors import Problem
 from schemas.weights import Publication, TensorSpec

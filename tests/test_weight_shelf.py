@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.weight_shelf import Layer, WeightShelf
+from deployments.weights.shelf import Layer, WeightShelf
 from schemas.errors import Problem
 from schemas.weights import Publication
 

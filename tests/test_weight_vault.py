@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from configs.settings import WeightSettings
-from deployments import weight_vault
-from deployments.weight_vault import WeightVault
+from deployments.weights import vault as weight_vault
+from deployments.weights.vault import WeightVault
 from schemas.errors import Problem
 from schemas.weights import TensorSpec
 

@@ -23,7 +23,7 @@ from configs.settings import AppConfig
 from deployments.client import RolloutClient
 from deployments.graph import bind
 from deployments.group import RolloutGroup
-from deployments.store_handle import NAMESPACE, store_name
+from deployments.weights.handle import NAMESPACE, store_name
 from pipeline.conditioning import read
 from pipeline.profile import adopt
 from pipeline.replay import log_probs_of_many

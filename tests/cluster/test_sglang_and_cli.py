@@ -16,9 +16,9 @@ from fastapi import FastAPI
 from learning import Learning
 from PIL import Image
 
-from deployments.cli import main
-from deployments.sglang_api import sglang_router
-from deployments.weight_controls import WeightControls
+from deployments.cli.__main__ import main
+from deployments.sglang.api import sglang_router
+from deployments.weights.controls import WeightControls
 from schemas.conditioning import read_conditioning
 from schemas.trajectory import read_trajectory
 from tests.sglang_tables import read_answer

@@ -10,11 +10,11 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from configs.settings import HttpSettings
-from deployments.archive_api import Archive
-from deployments.body_limit import BodyLimit
-from deployments.http_problems import describe_problems, responses, tell_problems
-from deployments.http_rollouts import rollout_router
-from deployments.http_token import OPEN_PATH, BearerToken, read_token
+from deployments.http.body_limit import BodyLimit
+from deployments.http.problems import describe_problems, responses, tell_problems
+from deployments.http.rollouts import rollout_router
+from deployments.http.token import OPEN_PATH, BearerToken, read_token
+from deployments.kept.api import Archive
 from schemas.control import Fleet
 
 READ_BY_SCRIPTS = ["Content-Location", "Content-Range", "ETag", "Retry-After"]

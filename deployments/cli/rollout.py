@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from deployments.cli_http import DONE, FAILED, USAGE, Api, Failure, failure_of, whole_file
+from deployments.cli.http import DONE, FAILED, USAGE, Api, Failure, failure_of, whole_file
 
 ROLLOUTS = "/v1/rollouts"
 MANIFEST = "manifest.json"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
-from deployments.weight_source import Layers, WeightSource
+from deployments.weights.source import Layers, WeightSource
 from pipeline.boundary import Boundary
 from pipeline.engine import Engine
 from pipeline.entry import PolicyStamp

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import httpx
 
-from deployments.cli_http import DONE, STOPPED, TOKEN_VARIABLE, Api, Failure
+from deployments.cli.http import DONE, STOPPED, TOKEN_VARIABLE, Api, Failure
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -45,17 +45,17 @@ def main(argv: Sequence[str] | None = None, transport: "httpx.BaseTransport | No
 def _run(args: Namespace, transport: "httpx.BaseTransport | None") -> int:
     # Each command loads what it needs itself.
     if args.command == "inspect":
-        from deployments.cli_inspect import inspect
+        from deployments.cli.inspect import inspect
 
         return inspect(args)
     with Api(args.url, transport) as api:
         if args.command in ("weights", "status"):
-            from deployments import cli_fleet
+            from deployments.cli import fleet
 
-            return (cli_fleet.weights if args.command == "weights" else cli_fleet.status)(args, api)
-        from deployments import cli_rollout
+            return (fleet.weights if args.command == "weights" else fleet.status)(args, api)
+        from deployments.cli import rollout
 
-        return (cli_rollout.generate if args.command == "generate" else cli_rollout.rollout)(args, api)
+        return (rollout.generate if args.command == "generate" else rollout.rollout)(args, api)
 
 
 def _told(failure: Failure, args: Namespace) -> int:

@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from deployments.http_problems import problem_of_any, responses
-from deployments.sglang_body import body_of, read_json
-from deployments.weights_root import FIELD, weights_under
+from deployments.http.problems import problem_of_any, responses
+from deployments.sglang.body import body_of, read_json
+from deployments.sglang.weights_root import FIELD, weights_under
 from schemas.control import Fleet, ReplicaState
 from schemas.errors import Problem, validated
 from schemas.sglang_weights import (

@@ -4,8 +4,8 @@ import json
 from argparse import Namespace
 from typing import Any
 
-from deployments.cli_http import DONE, Api
-from deployments.cli_table import lined_up
+from deployments.cli.http import DONE, Api
+from deployments.cli.table import lined_up
 
 HEADER = ("replica", "version", "digest", "state", "")
 DIGITS = 12

@@ -9,12 +9,11 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from configs.settings import HttpSettings
-from deployments.archive_api import Archive, Settled, Submitted
-from deployments.http_accept import chosen
-from deployments.http_bodies import ARROW_TYPE, arrow_answer, media_answer
-from deployments.http_encoder import Encoder
-from deployments.http_events import EVENTS_TYPE, HEADERS, rollout_events
-from deployments.http_parts import (
+from deployments.http.accept import chosen
+from deployments.http.bodies import ARROW_TYPE, arrow_answer, media_answer
+from deployments.http.encoder import Encoder
+from deployments.http.events import EVENTS_TYPE, HEADERS, rollout_events
+from deployments.http.parts import (
     MP4,
     PNG,
     WAV,
@@ -24,8 +23,9 @@ from deployments.http_parts import (
     some_done,
     trajectory_parts,
 )
-from deployments.http_problems import responses
-from deployments.summary import summarize
+from deployments.http.problems import responses
+from deployments.http.summary import summarize
+from deployments.kept.api import Archive, Settled, Submitted
 from schemas.errors import invalid
 from schemas.request import RolloutRequest
 from schemas.summary import RolloutSummary

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from configs.settings import HttpSettings
-from deployments.http_problems import answer
+from deployments.http.problems import answer
 from schemas.errors import invalid
 
 OPEN_PATH = "/health"

@@ -19,9 +19,9 @@ import ray
 from ray.actor import ActorHandle
 
 from configs.settings import WeightSettings
-from deployments.roster import Roster
-from deployments.store_handle import NAMESPACE, store_name
-from deployments.weight_vault import WeightVault
+from deployments.weights.handle import NAMESPACE, store_name
+from deployments.weights.roster import Roster
+from deployments.weights.vault import WeightVault
 from schemas.control import Control, Distrust, Fleet, ReplicaState, RunState, Staged, When
 from schemas.errors import Problem
 from schemas.weights import Publication, TensorSpec

@@ -11,7 +11,7 @@ from ray import serve
 from ray.exceptions import ActorDiedError
 
 from configs.settings import AppConfig, WeightSettings
-from deployments.weight_store import make_store
+from deployments.weights.store import make_store
 from pipeline.weights import StoredTensor
 from schemas.card import ModelCard
 from schemas.control import Control, Distrust, ReplicaState

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from configs.settings import HttpSettings
-from deployments.archive_api import SampleProgress, Settled, Submitted
 from deployments.calls import size_of
 from deployments.group import RolloutGroup, RolloutSample
-from deployments.shelf import Shelf
+from deployments.kept.api import SampleProgress, Settled, Submitted
+from deployments.kept.shelf import Shelf
 from schemas.card import ModelCard
 from schemas.errors import Problem
 from schemas.resolve import resolve
@@ -60,7 +60,7 @@ class Client(Protocol):
 
 
 class KeptRollouts:
-    """An `deployments.archive_api.Archive`."""
+    """An `deployments.kept.api.Archive`."""
 
     def __init__(self, client: Client, card: ModelCard, settings: HttpSettings) -> None:
         self._client, self._card, self._settings = client, card, settings

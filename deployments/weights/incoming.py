@@ -6,7 +6,7 @@ It knows no Ray: what a chunk is, is the store's to say.
 from collections.abc import Mapping
 from typing import Any
 
-from deployments.weight_shelf import Layer
+from deployments.weights.shelf import Layer
 from schemas.errors import validated
 from schemas.lora import LoraSpec
 from schemas.weights import Publication, TensorSpec

@@ -13,7 +13,7 @@ import pyarrow as pa
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-from deployments.http_problems import Refusal
+from deployments.http.problems import Refusal
 from schemas.errors import invalid
 
 ARROW_TYPE = "application/vnd.apache.arrow.stream"

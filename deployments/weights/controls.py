@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.actor import ActorHandle
 
-from deployments.store_handle import find_store
+from deployments.weights.handle import find_store
 from schemas.control import Fleet, ReplicaState, RunState, When
 
 if TYPE_CHECKING:
-    from deployments.publishing import Source
+    from deployments.weights.publishing import Source
     from schemas.weights import Update
 
 ANSWER_DEADLINE_S = 60.0
@@ -31,7 +31,7 @@ class WeightControls:
 
     @property
     def weight_store(self) -> ActorHandle:
-        """The app's weight store (`deployments.weight_store`)."""
+        """The app's weight store (`deployments.weights.store`)."""
         return find_store(self.app_name)
 
     def publish_weights(
@@ -61,7 +61,7 @@ class WeightControls:
         newer, and TimeoutError after ``timeout_s``, which says whether the new version is in place. In every other
         case the policy before it is in place everywhere.
         """
-        from deployments.publishing import publish  # with torch, which only those who publish need
+        from deployments.weights.publishing import publish  # with torch, which only those who publish need
 
         return publish(
             self.weight_store,

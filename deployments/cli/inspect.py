@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from deployments.cli_http import DONE, USAGE, Failure, whole_file
-from deployments.cli_rollout import MANIFEST
-from deployments.cli_table import lined_up
+from deployments.cli.http import DONE, USAGE, Failure, whole_file
+from deployments.cli.rollout import MANIFEST
+from deployments.cli.table import lined_up
 
 PICTURE = "log-probs.png"
 HEADER = ("sample", "version", "states", "log-prob video", "log-prob audio", "denoise s", "bytes", "")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fastapi import Request
 
-from deployments.http_problems import Refusal
+from deployments.http.problems import Refusal
 from schemas.errors import invalid
 
 

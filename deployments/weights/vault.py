@@ -12,9 +12,9 @@ from typing import Any
 from uuid import uuid4
 
 from configs.settings import WeightSettings
-from deployments.incoming import Incoming
-from deployments.weight_archive import WeightArchive
-from deployments.weight_shelf import Layer, WeightShelf
+from deployments.weights.archive import WeightArchive
+from deployments.weights.incoming import Incoming
+from deployments.weights.shelf import Layer, WeightShelf
 from schemas.errors import Problem
 from schemas.weights import Publication, TensorSpec
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from deployments.archive_api import Settled, SettledSample
-from deployments.http_bodies import Encoded, arrow_stream
-from deployments.http_encoder import Encoder
-from deployments.http_problems import missing
+from deployments.http.bodies import Encoded, arrow_stream
+from deployments.http.encoder import Encoder
+from deployments.http.problems import missing
+from deployments.kept.api import Settled, SettledSample
 from pipeline.export import mp4_bytes, png_bytes, wav_bytes
 from schemas.errors import Problem
 from schemas.group_stream import group_batches, group_schema

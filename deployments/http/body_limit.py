@@ -7,7 +7,7 @@ It knows nothing of what is in a body.
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.http_problems import answer
+from deployments.http.problems import answer
 from schemas.errors import invalid
 
 

@@ -1,6 +1,6 @@
 """What the HTTP side asks of the archive of rollouts, and nothing of how it does it.
 
-`deployments.archive` is the archive; `deployments.archive_client` reaches it by handle; tests put a fake here.
+`deployments.archive` is the archive; `deployments.kept.client` reaches it by handle; tests put a fake here.
 """
 
 from typing import Any, Protocol, TypedDict

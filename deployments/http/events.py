@@ -8,8 +8,8 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from deployments.archive_api import Archive, SampleProgress, Settled, Submitted
-from deployments.http_problems import problem_of_any, status_of
+from deployments.http.problems import problem_of_any, status_of
+from deployments.kept.api import Archive, SampleProgress, Settled, Submitted
 from schemas.problem_details import ProblemDetails
 from schemas.summary import RolloutSummary
 

@@ -5,12 +5,12 @@ from typing import Any, cast
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.archive_api import SampleProgress, Settled, Submitted
 from deployments.calls import problem_of
+from deployments.kept.api import SampleProgress, Settled, Submitted
 
 
 class ArchiveClient:
-    """An `deployments.archive_api.Archive`."""
+    """An `deployments.kept.api.Archive`."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle

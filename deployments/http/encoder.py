@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import xxhash
 
-from deployments.http_bodies import Encoded
+from deployments.http.bodies import Encoded
 
 NUM_THREADS = 2
 

@@ -1,6 +1,6 @@
 """SGLang's rollout API over the archive: a trainer that was written for that server needs another address only.
 
-`schemas.sglang` says how its fields read here, `schemas.sglang_answer` what is answered, `deployments.sglang_weights` has
+`schemas.sglang` says how its fields read here, `schemas.sglang_answer` what is answered, `deployments.sglang.weights` has
 its weight routes. This module chains them, and knows neither numbers nor weights.
 
 Invariants:
@@ -14,10 +14,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from deployments.archive_api import Archive, Settled, SettledSample
-from deployments.http_problems import answer, problem_of_any, responses
-from deployments.sglang_body import body_of, read_json
-from deployments.sglang_weights import Weights, weight_routes
+from deployments.http.problems import answer, problem_of_any, responses
+from deployments.kept.api import Archive, Settled, SettledSample
+from deployments.sglang.body import body_of, read_json
+from deployments.sglang.weights import Weights, weight_routes
 from schemas.errors import Problem, invalid
 from schemas.sglang import SGLangRequest, renamed, rollout_request_of
 from schemas.sglang_answer import answer_of

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from deployments.archive_api import Settled, SettledSample
+from deployments.kept.api import Settled, SettledSample
 from schemas.arrow import manifest_of
 from schemas.summary import RolloutLinks, RolloutSummary, SampleLinks, SampleSummary
 
