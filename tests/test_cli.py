@@ -399,7 +399,7 @@ def test_ctrl_c_hangs_up_and_says_so(tmp_path: Path) -> None:
 
 def test_it_starts_without_torch_ray_and_pydantic() -> None:
     code = (
-        "import sys, deployments.cli as cli\n"
+        "import sys, deployments.cli.__main__ as cli\n"
         "code = cli.main(['status', '--url', 'http://127.0.0.1:9'])\n"
         "loaded = {'torch', 'ray', 'pydantic', 'pyarrow', 'numpy', 'matplotlib'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
