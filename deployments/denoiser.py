@@ -215,8 +215,9 @@ class Denoiser:
     def _pulse(self) -> None:
         """Exchange progress for leases, until the replica stops. Without an answer, samples live on.
 
-        A pulse is given up well before a lease that stood at the last one runs out.
+        A pulse is given up well before a lease that stood at the last one runs out. None is sent while nothing is held.
         """
+        told_before = False
         while not self._stopping.wait(self._pulse_s):
             held: dict[str, Progress] = defaultdict(dict)
             progress = self.engine.progress()
@@ -228,6 +229,9 @@ class Denoiser:
             for job, steps_done, num_steps in progress:
                 if job.lease_id is not None:
                     held[job.lease_id][job.sample_id] = (steps_done, num_steps)
+            if not held and not told_before:
+                continue
+            told_before = bool(held)
             try:
                 pulse = self._board.pulse.remote(self.replica_id, dict(held))
                 left = pulse.result(timeout_s=self._lease_s / 4)

@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
+import ray
 from ray import serve
 from ray.serve import Application
 
 from deployments.client import RolloutClient
+from deployments.weights.handle import find_store
 
 NUM_DENOISERS = 4
 ROOM_OF_PLAIN = {"max_ongoing_requests": 9, "max_queued_requests": 4}
@@ -18,6 +20,8 @@ MAX_ROLLOUTS = 12
 """That `plain` answers over HTTP at a time."""
 KEEP_BYTES = 10 * 2**20
 """Of rollouts that `plain` keeps."""
+EXPORT_S = 2.5
+"""Between two exports of a process's metrics."""
 READY_S = 240.0
 """Longest wait for anything that is bound to happen, on a busy machine."""
 
@@ -60,7 +64,14 @@ def deployed(name: str, app: Application, port: int) -> Iterator[App]:
     try:
         yield App(name, port)
     finally:
-        serve.delete(name)
+        remove(name)
+
+
+def remove(name: str) -> None:
+    """Delete an app with all that it leaves behind."""
+    serve.delete(name)
+    with suppress(RuntimeError):  # of an app that did not get so far
+        ray.kill(find_store(name))
 
 
 def until(holds: Callable[[], Any], timeout_s: float = READY_S) -> Any:

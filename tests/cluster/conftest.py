@@ -1,7 +1,8 @@
-"""One local Ray cluster with Serve's HTTP proxy for all tests of this folder, and apps that several of them share.
+"""One local Ray cluster with Serve's HTTP proxy for all tests of this folder.
 
 Every port is found free and every file lies in a folder of the cluster's own, so that clusters on one machine do not
-meet. A process of a replica takes seconds to import what it needs, so apps are few.
+meet. A replica's process takes ten seconds of a core to import what it needs and does not idle for nothing, so apps are
+few, and one is there at a time: each folder has one, which its tests share and which goes with the last of them.
 """
 
 import os
@@ -13,13 +14,8 @@ from pathlib import Path
 
 import pytest
 import ray
-import variants
-from apps import KEEP_BYTES, MAX_ROLLOUTS, NUM_DENOISERS, ROOM_OF_PLAIN, App, deployed
-from learning import Learning
+from apps import EXPORT_S
 from ray import serve
-
-from configs.settings import AppConfig
-from deployments.graph import bind
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +53,7 @@ def port(metrics_port: int) -> Iterator[int]:
         log_to_driver=False,
         _temp_dir=folder,
         _metrics_export_port=metrics_port,
-        _system_config={"metrics_report_interval_ms": 1000},
+        _system_config={"metrics_report_interval_ms": int(1000 * EXPORT_S)},
     )
     serve.start(http_options={"host": "127.0.0.1", "port": http_port})
     try:
@@ -66,60 +62,3 @@ def port(metrics_port: int) -> Iterator[int]:
         serve.shutdown()
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="session")
-def plain(port: int) -> Iterator[App]:
-    """One replica of each stage with the tiny preset's batching, little room, and narrow HTTP limits."""
-    http = {
-        "max_rollouts": MAX_ROLLOUTS,
-        "max_num_samples": 8,
-        "max_body_bytes": 20_000,
-        "keep_bytes": KEEP_BYTES,
-    }
-    config = AppConfig(http=http)
-    app = bind(
-        config,
-        text_encoder=variants.SlowableTextEncoder,
-        denoiser=variants.TellingDenoiser,
-        av_decoder=variants.SlowableDecoder,
-        archive=variants.TellingArchive,
-        ingress=variants.TellingIngress,
-        options={
-            "Denoiser": ROOM_OF_PLAIN,
-            **{stage: {"max_ongoing_requests": 64} for stage in ("Ingress", "TextEncoder")},
-        },
-    )
-    with deployed("plain", app, port) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def four(port: int) -> Iterator[App]:
-    """Four slow denoisers that hold one row each, whose bits do not depend on who else is there."""
-    soon_missed = {"health_check_period_s": 1}
-    config = AppConfig(
-        batch_invariant=True,
-        denoiser={"row_buckets": [1]},
-        client={"lease_s": 4.0, "pulse_s": 0.25},
-    )
-    app = bind(
-        config,
-        text_encoder=variants.SlowableTextEncoder,
-        denoiser=variants.SlowDenoiser,
-        av_decoder=variants.SlowableDecoder,
-        lease_board=variants.TellingLeaseBoard,
-        options={
-            "Denoiser": {"num_replicas": NUM_DENOISERS, "max_ongoing_requests": 16, **soon_missed},
-            **{name: soon_missed for name in ("TextEncoder", "AVDecoder", "LeaseBoard")},
-        },
-    )
-    with deployed("four", app, port) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def learning(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learning]:
-    """Two slow denoisers with little room, whose policy is published to and kept on disk."""
-    with Learning("learning", port, tmp_path_factory.mktemp("weights")).running() as app:
-        yield app

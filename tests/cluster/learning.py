@@ -10,7 +10,7 @@ from typing import Any, Self
 import ray
 import torch
 import variants
-from apps import READY_S, App, until
+from apps import READY_S, App, remove, until
 from diffusers import LTX2VideoTransformer3DModel
 from peft import LoraConfig
 from ray import serve
@@ -56,7 +56,7 @@ class Learning(App):
         try:
             yield self
         finally:
-            serve.delete(self.name)
+            remove(self.name)
 
     def deploy(self, num_replicas: int) -> None:
         """Run it with so many denoisers; those that are there live on, as with `serve deploy`."""

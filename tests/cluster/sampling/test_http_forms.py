@@ -188,7 +188,8 @@ def test_a_rollout_stops_when_it_is_deleted_or_when_the_last_who_waits_hangs_up(
         method: str, path: str, holding: threading.Event, let_go: threading.Event, **kwargs: Any
     ) -> None:
         with plain.http() as http, http.stream(method, path, headers={"accept": EVENTS}, **kwargs) as answer:
-            next(answer.iter_raw())
+            chunks = answer.iter_raw()  # which hangs up when it is dropped
+            next(chunks)
             holding.set()
             let_go.wait(60)
 

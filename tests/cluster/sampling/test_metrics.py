@@ -9,7 +9,7 @@ from dataclasses import fields
 import httpx
 import pytest
 import ray
-from apps import App, until
+from apps import EXPORT_S, App, until
 
 from deployments.metrics import PREFIX, Rates
 
@@ -40,7 +40,7 @@ def test_counters_grow_by_what_was_sampled_and_gauges_outlive_idleness(
     plain: App, metrics: Callable[[], Metrics]
 ) -> None:
     plain.idle()
-    time.sleep(3.0)  # what was sampled before has been exported
+    time.sleep(3 * EXPORT_S)  # what was sampled before has been exported
     before = metrics()
     request = {"prompt": "a red ball", "num_samples": NUM_SAMPLES, "num_inference_steps": NUM_STEPS}
     with plain.client() as client:

@@ -1,6 +1,5 @@
 """SGLang's rollout API and the command line against a running app: the same numbers in other people's forms."""
 
-import asyncio
 import io
 import json
 from pathlib import Path
@@ -11,18 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from apps import READY_S, App, until
-from fastapi import FastAPI
-from learning import Learning
+from apps import App, until
 from PIL import Image
 
 from deployments.cli.__main__ import main
-from deployments.sglang.api import sglang_router
-from deployments.weights.controls import WeightControls
 from schemas.conditioning import read_conditioning
 from schemas.trajectory import read_trajectory
 from tests.sglang_tables import read_answer
-from tests.weights import fresh, moved
 
 ASKED = {
     "prompt": "a red ball",
@@ -107,29 +101,6 @@ def test_its_weight_routes_reach_the_fleet(plain: App) -> None:
         finally:
             assert http.post("/resume_memory_occupation").json()["sleeping"] is False
         until(lambda: run_of(http) == "running")
-
-
-def test_weights_from_disk_are_sampled_from(learning: Learning, tmp_path: Path) -> None:
-    transformer = fresh()
-    transformer.load_state_dict(moved(transformer, seed=11))
-    transformer.save_pretrained(tmp_path / "step-1" / "transformer")
-    app = FastAPI()
-    no_archive: Any = None
-    controls = WeightControls(learning.name)
-    app.include_router(sglang_router(no_archive, controls, max_num_samples=1, weights_root=str(tmp_path)))
-
-    async def post(path: str, body: dict[str, Any]) -> httpx.Response:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://app", timeout=READY_S) as http:
-            return await http.post(path, json=body)
-
-    version = learning.next_version()
-    published = asyncio.run(post("/update_weights_from_disk", {"model_path": "step-1"}))
-    assert published.status_code == 200 and published.json()["policy_version"] == version
-    digest = published.json()["weights_digest"]
-    assert learning.versions() == {(version, digest)}
-    checksums = asyncio.run(post("/get_weights_checksum", {"module_names": ["transformer", "vae"]}))
-    assert checksums.json() == {"transformer": digest, "vae": "not_found"}
 
 
 def test_the_command_line_samples_writes_and_shows_a_group(plain: App, tmp_path: Path, capsys: Any) -> None:

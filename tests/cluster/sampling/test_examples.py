@@ -13,7 +13,7 @@ from pyarrow import feather
 
 from schemas.trajectory import read_trajectory
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 DEADLINE_S = 200
 
 
