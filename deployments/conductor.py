@@ -23,6 +23,7 @@ from deployments.binding import Binding, VersionGone
 from deployments.budget import ByteBudget
 from deployments.calls import finished_ref, problem_of, replica_died
 from deployments.group import RolloutGroup, RolloutSample
+from deployments.task_group import task_group
 from schemas.card import ModelCard
 from schemas.errors import Problem
 from schemas.order import SampleOrder
@@ -125,7 +126,7 @@ class Conductor:
             binding = await self._bind(group, deadline)
             try:
                 inputs = await self._make_inputs(group, deadline, binding)
-                async with asyncio.TaskGroup() as tasks:
+                async with task_group() as tasks:
                     for sample in group.samples:
                         if not sample.settled.done():
                             tasks.create_task(self._run_sample(sample, inputs))

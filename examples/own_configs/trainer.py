@@ -39,8 +39,8 @@ def zipped_repository(folder: str) -> str:
     path = Path(folder) / "ltx-rollout.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for package in PACKAGES:
-            for file in sorted((ROLLOUT_REPOSITORY / package).glob("*.*")):
-                archive.write(file, Path("ltx-rollout", package, file.name))
+            for file in sorted((ROLLOUT_REPOSITORY / package).rglob("*.[py]*")):
+                archive.write(file, Path("ltx-rollout", file.relative_to(ROLLOUT_REPOSITORY)))
     return f"file://{path}"
 
 

@@ -48,7 +48,8 @@ class Learning(App):
 
     def __init__(self, name: str, port: int, folder: Path) -> None:
         super().__init__(name, port)
-        self._port, self._folder = port, folder
+        self.folder = folder
+        """Where its weights are kept."""
 
     @contextmanager
     def running(self, num_replicas: int = 2) -> Iterator[Self]:
@@ -64,7 +65,7 @@ class Learning(App):
             "name": self.name,
             "route_prefix": f"/{self.name}",
             "import_path": "learning:build",
-            "args": {"folder": str(self._folder)},
+            "args": {"folder": str(self.folder)},
             "deployments": [{"name": "Denoiser", "num_replicas": num_replicas}],
         }
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))

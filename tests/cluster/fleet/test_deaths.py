@@ -155,10 +155,10 @@ def test_a_trainer_dies_and_its_work_ends_within_its_lease(four: App) -> None:
     ray.get(trainer.submit.remote(kept))
     num_bytes = ray.get(trainer.gathered_bytes.remote())
     assert num_bytes > MIB
-    ray.get(trainer.submit.remote(slow))
-    held = until(lambda: set(four.held()) if len(four.held()) == 8 else None)
     until(lambda: stored_bytes() >= before + num_bytes)
-
+    ray.get(trainer.submit.remote(slow))
+    until(lambda: len(four.held()) == 8)
+    held = set(four.held())
     kill(pid)
     died_at = time.time()
     until(lambda: stored_bytes() < before + num_bytes / 2)

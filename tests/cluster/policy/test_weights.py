@@ -1,5 +1,9 @@
 """Published weights on a real cluster: sampled from everywhere, to the bit, whoever dies; or refused, and nowhere."""
 
+import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,8 @@ from deployments.client import RolloutClient
 from schemas.errors import Problem
 from tests.weights import fresh, moved, trained_adapter
 
+CLUSTER = Path(__file__).parents[1]
+ROOT = CLUSTER.parents[1]
 GROUP = {"num_samples": 4}
 
 
@@ -124,21 +130,39 @@ def test_a_successor_has_the_policy_from_its_first_sample_whoever_died(learning:
 
 
 @pytest.mark.timeout(600)
-def test_what_was_published_comes_back_from_disk_when_all_who_had_it_are_gone(learning: Learning) -> None:
+def test_another_cluster_samples_from_what_is_on_disk(learning: Learning, tmp_path: Path) -> None:
     version, transformer = publish_moved(learning, seed=7)
     adapter = trained_adapter(transformer, LORA, seed=8)
     with learning.client() as client:
         client.publish_weights(
             version=version + 1, tensors=adapter, update="lora", lora_config=LORA, timeout_s=READY_S
         )
+        here = sampled(client)
+        assert set(ratios(transformer, here)) == {1.0}
+    # As it lies there at this moment: what the end of every machine would leave.
+    folder = shutil.copytree(learning.folder, tmp_path / "left")
+    command = [sys.executable, str(CLUSTER / "restarted.py"), str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    there = json.loads(done.stdout.splitlines()[-1])
+    ((_, digest),) = learning.versions()
+    assert there["versions"] == [[version + 1, digest]]
+    assert (there["manifest"]["policy_version"], there["manifest"]["weights_digest"]) == (version + 1, digest)
+    table = ray.get(here.samples[0].trajectory)
+    for name, values in there["log_probs"].items():
+        assert table.column(name).to_pylist() == values, "to the bit"
+
+
+@pytest.mark.timeout(600)
+def test_a_store_that_is_lost_for_good_comes_back_with_what_is_on_disk(learning: Learning) -> None:
+    version, transformer = publish_moved(learning, seed=14)
     before = learning.versions()
-    denoisers = learning.ask("Denoiser")
     ray.kill(learning.store(), no_restart=True)
-    for status in denoisers:
-        learning.kill_denoiser(status["replica_id"])
+    learning.kill_denoiser(learning.ask("Denoiser")[0]["replica_id"])
     assert learning.versions() == before
     with learning.client() as client:
-        assert set(ratios(transformer, sampled(client, **GROUP))) == {1.0}
+        group = sampled(client, **GROUP)
+        assert set(ratios(transformer, group)) == {1.0} and group.policy_version == version
 
 
 def _without(state: dict[str, Any], _: Path) -> dict[str, Any]:
