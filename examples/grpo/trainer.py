@@ -120,7 +120,14 @@ class Trainer:
             found[m] = of_groups.flatten().tolist()
         device = self.policy.transformer.device
         conditionings = [read(ray.get(groups[index].conditioning), device) for index in kept]
-        return row | self.policy.learn([view for i in kept for view in views[i]], conditionings, found)
+        row |= self.policy.learn([view for i in kept for view in views[i]], conditionings, found)
+        if row["staleness"] == 0 and any(row[f"clipped_{m}"] > 0 for m in MODALITIES):
+            raise RuntimeError(
+                f"ratios of fresh rollouts, which should be 1, are beyond the clip range: {row}; the app samples from "
+                "other weights than the trainer's, or computes otherwise. Start it anew, or publish the trainer's own "
+                "transformer first"
+            )
+        return row
 
     def staleness(self, view: TrajectoryView) -> int:
         """Updates since the weights that a sample was made with."""

@@ -16,7 +16,7 @@ from learning import Learning
 from examples.grpo.settings import Settings
 from examples.grpo.train import train
 from examples.grpo.trainer import Trainer
-from tests.weights import fresh
+from tests.weights import fresh, moved
 
 RATIOS = [f"ratio_{modality}_{end}" for modality in ("video", "audio") for end in ("min", "max")]
 
@@ -75,6 +75,16 @@ def test_rollouts_that_are_too_old_are_left_out(app: Learning, tmp_path: Path) -
     trainer.policy.updates += 2
     with pytest.raises(RuntimeError, match="all groups are 2 updates old or more, 1 are allowed"):
         trainer.learn(groups, rewards)
+    trainer.client.close()
+
+
+def test_an_app_that_samples_from_other_weights_is_found_out(learning: Learning, tmp_path: Path) -> None:
+    with learning.client() as client:
+        others = moved(fresh(), seed=1, scale=0.05)
+        client.publish_weights(version=learning.next_version(), tensors=others, timeout_s=READY_S)
+    trainer = Trainer(settings(iterations=1), str(tmp_path), learning.name)
+    with pytest.raises(RuntimeError, match="beyond the clip range"):
+        list(trainer.run())
     trainer.client.close()
 
 

@@ -144,7 +144,7 @@ def test_another_cluster_samples_from_what_is_on_disk(learning: Learning, tmp_pa
     command = [sys.executable, str(CLUSTER / "restarted.py"), str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
-    there = json.loads(done.stdout.splitlines()[-1])
+    there = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     ((_, digest),) = learning.versions()
     assert there["versions"] == [[version + 1, digest]]
     assert (there["manifest"]["policy_version"], there["manifest"]["weights_digest"]) == (version + 1, digest)
