@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,13 +24,18 @@ from configs.settings import AppConfig
 from deployments.client import RolloutClient
 from deployments.graph import bind
 from deployments.group import RolloutGroup
+from deployments.weights.controls import WeightControls
 from deployments.weights.handle import NAMESPACE, store_name
+from deployments.weights.source import StoreSource
+from pipeline.checkpoint import read_card
 from pipeline.conditioning import read
+from pipeline.policy import Policy
 from pipeline.profile import adopt
 from pipeline.replay import log_probs_of_many
 from schemas.arrow import manifest_of
 from schemas.control import Fleet
 from schemas.trajectory import read_trajectory
+from tests.weights import fresh, moved, trained_adapter
 
 SHORT: dict[str, Any] = {
     "prompt": "a red ball",
@@ -43,8 +49,21 @@ ROWS = 2
 """Rows that a denoiser holds; it takes twice as many calls."""
 
 
+@dataclass(frozen=True)
+class Left:
+    """What an earlier app left on disk."""
+
+    version: int
+    transformer: LTX2VideoTransformer3DModel
+    """With the adapter that was published."""
+
+
 class Learning(App):
     """The app, which can be started again."""
+
+    left: Left
+    first: RolloutGroup
+    """What it sampled as soon as it was there."""
 
     def __init__(self, name: str, port: int, folder: Path) -> None:
         super().__init__(name, port)
@@ -70,6 +89,20 @@ class Learning(App):
         }
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
         until(lambda: self._is_up(num_replicas))
+
+    def leave_on_disk(self) -> Left:
+        """Publish full weights and an adapter to a store that no replica has, and end it: its folder alone is left."""
+        transformer, config = fresh(), config_in(self.folder)
+        card = read_card(config.model, config.limits, config.defaults)
+        source = StoreSource(self.name, config.weights, card.checkpoint_digest)
+        source.register(card.checkpoint_digest, Policy(transformer).spec)
+        transformer.load_state_dict(moved(transformer, seed=21))
+        controls = WeightControls(self.name)
+        controls.publish_weights(version=1, tensors=transformer.state_dict())
+        adapter = trained_adapter(transformer, LORA, seed=22)
+        controls.publish_weights(version=2, tensors=adapter, update="lora", lora_config=LORA)
+        ray.kill(self.store(), no_restart=True)
+        return Left(2, transformer)
 
     def fleet(self) -> Fleet:
         with self.client() as client:
@@ -114,16 +147,19 @@ class Learning(App):
         return status.deployments["Denoiser"].replica_states == {"RUNNING": num_replicas}
 
 
-def build(args: dict[str, str]) -> Application:
-    """The app, by its import path."""
-    config = AppConfig(
+def config_in(folder: str | Path) -> AppConfig:
+    return AppConfig(
         denoiser={"row_buckets": [1, ROWS]},
         client={"lease_s": 4.0, "pulse_s": 0.25},
-        weights={"folder": args["folder"], "poll_s": 0.5, "silence_s": 2.0, "max_bytes": 8 * 2**20},
+        weights={"folder": str(folder), "poll_s": 0.5, "silence_s": 2.0, "max_bytes": 8 * 2**20},
     )
+
+
+def build(args: dict[str, str]) -> Application:
+    """The app, by its import path."""
     soon_missed = {"health_check_period_s": 1}
     return bind(
-        config,
+        config_in(args["folder"]),
         denoiser=variants.SlowDenoiser,
         options={
             "Denoiser": {"max_ongoing_requests": 2 * ROWS, **soon_missed},

@@ -1,9 +1,5 @@
 """Published weights on a real cluster: sampled from everywhere, to the bit, whoever dies; or refused, and nowhere."""
 
-import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +15,6 @@ from deployments.client import RolloutClient
 from schemas.errors import Problem
 from tests.weights import fresh, moved, trained_adapter
 
-CLUSTER = Path(__file__).parents[1]
-ROOT = CLUSTER.parents[1]
 GROUP = {"num_samples": 4}
 
 
@@ -127,42 +121,6 @@ def test_a_successor_has_the_policy_from_its_first_sample_whoever_died(learning:
         assert {m["policy_version"] for m in manifests(group)} == {version}
         assert set(ratios(transformer, group)) == {1.0}
     learning.deploy(2)
-
-
-@pytest.mark.timeout(600)
-def test_another_cluster_samples_from_what_is_on_disk(learning: Learning, tmp_path: Path) -> None:
-    version, transformer = publish_moved(learning, seed=7)
-    adapter = trained_adapter(transformer, LORA, seed=8)
-    with learning.client() as client:
-        client.publish_weights(
-            version=version + 1, tensors=adapter, update="lora", lora_config=LORA, timeout_s=READY_S
-        )
-        here = sampled(client)
-        assert set(ratios(transformer, here)) == {1.0}
-    # As it lies there at this moment: what the end of every machine would leave.
-    folder = shutil.copytree(learning.folder, tmp_path / "left")
-    command = [sys.executable, str(CLUSTER / "restarted.py"), str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    there = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    ((_, digest),) = learning.versions()
-    assert there["versions"] == [[version + 1, digest]]
-    assert (there["manifest"]["policy_version"], there["manifest"]["weights_digest"]) == (version + 1, digest)
-    table = ray.get(here.samples[0].trajectory)
-    for name, values in there["log_probs"].items():
-        assert table.column(name).to_pylist() == values, "to the bit"
-
-
-@pytest.mark.timeout(600)
-def test_a_store_that_is_lost_for_good_comes_back_with_what_is_on_disk(learning: Learning) -> None:
-    version, transformer = publish_moved(learning, seed=14)
-    before = learning.versions()
-    ray.kill(learning.store(), no_restart=True)
-    learning.kill_denoiser(learning.ask("Denoiser")[0]["replica_id"])
-    assert learning.versions() == before
-    with learning.client() as client:
-        group = sampled(client, **GROUP)
-        assert set(ratios(transformer, group)) == {1.0} and group.policy_version == version
 
 
 def _without(state: dict[str, Any], _: Path) -> dict[str, Any]:
