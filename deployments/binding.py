@@ -2,7 +2,8 @@
 
 A group is bound to one version before its first sample is sent. A replica that has moved on when a sample gets there
 says so, and the group is sampled again on the newer one. So that none of its samples is in a caller's hands by then, they
-are handed over once every one has begun: what has begun ends on the version it began with. Confined to one event loop.
+are handed over once every one has begun: what has begun ends on the version it began with. From then on the group stays on
+its version, and a sample that must be made again when the version is gone fails. Confined to one event loop.
 """
 
 import asyncio
@@ -31,6 +32,11 @@ class Binding:
         self._left.discard(sample_index)
         if not self._left:
             self._all_begun.set()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether every sample has begun, so that some may be in a caller's hands."""
+        return self._all_begun.is_set()
 
     async def all_begun(self) -> None:
         """Wait until every sample has begun."""

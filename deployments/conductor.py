@@ -125,7 +125,10 @@ class Conductor:
         while True:
             binding = await self._bind(group, deadline)
             try:
-                inputs = await self._make_inputs(group, deadline, binding)
+                try:
+                    inputs = await self._make_inputs(group, deadline, binding)
+                except Exception as error:
+                    raise binding.gone() if _version_gone(error) else error from None
                 async with task_group() as tasks:
                     for sample in group.samples:
                         if not sample.settled.done():
@@ -154,8 +157,10 @@ class Conductor:
                 await asyncio.sleep(STORE_PAUSE_S)
         bound = None if request.allow_mixed_versions else int(version)
         group.policy_version = bound
-        unsettled = [sample.sample_index for sample in group.samples if not sample.settled.done()]
-        group.binding = Binding(bound, unsettled)
+        unsettled = [sample for sample in group.samples if not sample.settled.done()]
+        for sample in unsettled:
+            sample.sample_id = ""  # late news of an attempt on another version must not count for this one
+        group.binding = Binding(bound, [sample.sample_index for sample in unsettled])
         return group.binding
 
     async def _make_inputs(self, group: RolloutGroup, deadline: float, binding: Binding) -> Inputs:
@@ -177,10 +182,7 @@ class Conductor:
         if request.shared_prefix:
             until = first_stochastic_step(request)
             first = group.samples[0]
-            try:
-                prefix = await self._retry(partial(self._denoise, first, inputs, until=until))
-            except Exception as error:
-                raise binding.gone() if _version_gone(error) else error from None
+            prefix = await self._retry(partial(self._denoise, first, inputs, until=until))
             inputs = replace(inputs, prefix=prefix)
         return inputs
 
@@ -200,7 +202,7 @@ class Conductor:
                     sample.finish(*made)
                     handed_over = group.collecting.is_set()
         except Exception as error:
-            if _version_gone(error):
+            if _version_gone(error) and not binding.has_begun:
                 raise binding.gone() from None
             binding.note_begun(sample.sample_index)
             sample.fail(problem_of(error))

@@ -35,6 +35,7 @@ from pipeline.prefix import read_prefix
 from pipeline.profile import profile_of
 from pipeline.record import to_table
 from pipeline.sample import Job
+from pipeline.troubles import stopped
 from pipeline.velocity import VelocityModel
 from pipeline.warm_up import check_batch_invariance, warm_up
 from schemas.arrow import manifest_of
@@ -54,7 +55,7 @@ class Denoiser:
         config: AppConfig,
         card: ModelCard,
         board: DeploymentHandle,
-        open_source: Callable[[AppConfig, ModelCard], WeightSource] = source_of_this_app,
+        open_source: Callable[[AppConfig], WeightSource] = source_of_this_app,
     ) -> None:
         self._stopping = threading.Event()
         settings = config.denoiser
@@ -73,15 +74,13 @@ class Denoiser:
             self._probe = ParityProbe(self.model, self._pack, settings.parity_every, settings.parity_alarm)
             self.engine.probe = self._probe
         self.replica_id = uuid4().hex
-        self.follower = Follower(
-            open_source(config, card), self.policy, self.engine, self.replica_id, self._stamp
-        )
+        self.follower = Follower(open_source(config), self.policy, self.engine, self.replica_id, self._stamp)
         self._settings = settings
         self._stall_timeout_s = settings.stall_timeout_s
         self._lease_s, self._pulse_s = config.client.lease_s, config.client.pulse_s
         self._board = board
         self._conditionings: WeakValueDictionary[str, Conditioning] = WeakValueDictionary()
-        self.follower.catch_up(card.checkpoint_digest)
+        self.follower.catch_up()
         warm_up(self.model, self.card, self.engine.buckets)
         if config.batch_invariant:
             check_batch_invariance(self.model, self.card, settings.row_buckets[0])
@@ -121,8 +120,12 @@ class Denoiser:
         )
         self.engine.extend_lease(sample_order.lease_id, self._lease_s)
         result = await self._sampled(job)
+        self.follower.sampled(sample_order.sample_id, result.stamp.version)
         table = await asyncio.to_thread(self._pack, result, sample_order.encode_s)
-        self.follower.sampled(sample_order.sample_id)
+        if (
+            self.follower.fatal is not None
+        ):  # looked at last: what came before it is among the samples it names
+            raise stopped().exception()
         self._metrics.packed(table.nbytes)
         return table
 

@@ -47,7 +47,8 @@ class Boundaries:
         return min((crossing.admitted_before for crossing in wanted), default=None)
 
     def at(self, boundary: Boundary, work: Callable[[], None], admitted_before: int) -> Future[None]:
-        """Have ``work`` done at the next such boundary; the future gets None, or what the work raised."""
+        """Have ``work`` done at the next such boundary; the future gets None, or what the work raised. Until then only
+        samples start that were submitted as an earlier number than ``admitted_before``."""
         crossing = _Crossing(work=work, boundary=boundary, admitted_before=admitted_before)
         with self._lock:
             self._crossings.append(crossing)

@@ -105,14 +105,16 @@ class Engine:
         with self._tell():
             self._leases[lease_id] = self._clock() + seconds
 
-    def at_boundary(self, boundary: Boundary, work: Callable[[], None]) -> Future[None]:
+    def at_boundary(
+        self, boundary: Boundary, work: Callable[[], None], *, admitting: bool = True
+    ) -> Future[None]:
         """Have ``work`` done on the engine's thread at the next boundary; the future gets None, or what it raised.
 
         Until a "sample" boundary comes, only samples start that were submitted before this call and are bound to the
-        version that is sampled from. The others wait.
+        version that is sampled from; none at all unless ``admitting``. The others wait.
         """
         with self._tell():
-            return self._boundaries.at(boundary, work, self._submitted)
+            return self._boundaries.at(boundary, work, self._submitted if admitting else 0)
 
     def halt(self) -> None:
         """Let no sample move until ``resume``. Meant as work ``at_boundary``."""
@@ -126,6 +128,12 @@ class Engine:
     @property
     def halted(self) -> bool:
         return self._boundaries.halted
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether no sample is under way."""
+        with self._wake:
+            return not self._active
 
     def progress(self) -> list[tuple[Job, int, int]]:
         """Every sample held here, with its steps done, 0 before it has begun, and its steps in all."""

@@ -70,6 +70,8 @@ class Policy:
         """Held by whatever needs the tensors to stay on the device they are on."""
         self.digest = weights_digest(self._digests)
         """`weights_digest` of what the model computes with."""
+        self.base_digest = self.digest
+        """`weights_digest` of the checkpoint's own weights, which updates lie on."""
 
     def check(self, publication: Publication, tensors: Mapping[str, StoredTensor]) -> None:
         """Raises ValueError (a Problem) for all that can be wrong with an update. Touches nothing, and reads

@@ -116,10 +116,14 @@ def _files(path: Path, index: Mapping[str, str]) -> list[Path]:
 def _header(file: Path) -> dict[str, TensorSpec]:
     with _opened(file) as content:
         parts = {name: content.get_slice(name) for name in content.keys()}  # noqa: SIM118  # no mapping
+        unknown = [
+            f"{name} {part.get_dtype()}" for name, part in parts.items() if part.get_dtype() not in _DTYPES
+        ]
+        if unknown:
+            rule = f"must hold tensors of {', '.join(_DTYPES)}, {len(unknown)} are of another dtype ({listed(unknown)})"
+            raise _refused(file, rule, "cast them to the transformer's dtypes").exception()
         return {
-            name: TensorSpec(
-                dtype=_DTYPES.get(part.get_dtype(), part.get_dtype()), shape=tuple(part.get_shape())
-            )
+            name: TensorSpec(dtype=_DTYPES[part.get_dtype()], shape=tuple(part.get_shape()))
             for name, part in parts.items()
         }
 

@@ -25,20 +25,31 @@ class Staged(Contract):
     """Of the publication that makes it: a version may be tried again with other weights."""
 
 
+class RunOrder(Contract):
+    """Whether samples move, and when a replica follows that."""
+
+    run: RunState
+    when: When
+
+
 class Control(Contract):
     """The control record."""
 
     revision: Index = 0
     """Grows with every change, also when the store starts anew."""
+    base_digest: str = ""
+    """Digest of the checkpoint's own weights, of which the versions are; empty until a replica has told it."""
     version: Index = 0
     """Of the policy to sample from."""
     identity: str = ""
     """Of the publication that made it (`Publication.identity`); empty for the checkpoint."""
     staged: Staged | None = None
     """A version to fetch and check, and not yet to sample from."""
+    swap_when: When = "between_samples"
+    """When a replica takes the version on."""
     run: RunState = "running"
-    when: When = "between_samples"
-    """When a replica follows the last change."""
+    run_when: When = "between_samples"
+    """When a replica halts."""
     wants_spec: Bool = False
     """Whether the store does not know which tensors the transformer has, and replicas should register."""
 
@@ -47,6 +58,8 @@ class ReplicaState(Contract):
     """What one denoiser replica says of itself."""
 
     replica_id: str
+    base_digest: str = ""
+    """Digest of its checkpoint's own weights."""
     word: Index = 0
     """Rises with each of the replica's words, which may overtake one another."""
     version: Index
@@ -55,9 +68,10 @@ class ReplicaState(Contract):
     """Of all its weights (`schemas.weights.weights_digest`)."""
     run: RunState
     revision: Index = 0
-    """Of the last control record that it is in line with."""
-    staged: str | None = None
-    """Identity of the publication that it has fetched and found to fit, and does not sample from."""
+    """Of the last control record that it is in line with, or has tried to follow: `problem` then says why it could
+    not."""
+    staged: tuple[str, ...] = ()
+    """Identities of the publications that it has fetched and found to fit, and does not sample from."""
     problem: dict[str, Any] | None = None
     """Why it could not follow the record, as `Problem.payload()`; None where all is well."""
 

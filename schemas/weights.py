@@ -34,8 +34,8 @@ class TensorSpec(Contract):
     """Its sizes; () of a scalar."""
 
 
-class Publication(Contract):
-    """All that is said of one update besides its bytes."""
+class PublicationHeader(Contract):
+    """What is said of one update before its tensors."""
 
     version: Count
     """The policy's version from this update on; 0 is the checkpoint's own weights."""
@@ -47,16 +47,6 @@ class Publication(Contract):
     added to their weights, which is faster and differs by about 1e-6 (float32)."""
     lora_config: LoraSpec | None = None
     """lora only, and required there: PEFT's configuration."""
-    tensors: dict[str, TensorSpec]
-    """By the names they were published under."""
-    digests: dict[str, Digest]
-    """Of each tensor's bytes, taken where it was published."""
-
-    @property
-    def identity(self) -> str:
-        """32 hex digits; equal where every byte of the update is."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return str(xxhash.xxh3_128_hexdigest(canonical.encode()))
 
     @model_validator(mode="after")
     def _fits_its_update(self) -> Self:
@@ -69,6 +59,25 @@ class Publication(Contract):
             ).refusal()
         if self.merge and self.update != "lora":
             raise invalid("merge", True, f"has no effect with update {self.update}", "leave it out").refusal()
+        return self
+
+
+class Publication(PublicationHeader):
+    """All that is said of one update besides its bytes."""
+
+    tensors: dict[str, TensorSpec]
+    """By the names they were published under."""
+    digests: dict[str, Digest]
+    """Of each tensor's bytes, taken where it was published."""
+
+    @property
+    def identity(self) -> str:
+        """32 hex digits; equal where every byte of the update is."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return str(xxhash.xxh3_128_hexdigest(canonical.encode()))
+
+    @model_validator(mode="after")
+    def _has_a_digest_of_each(self) -> Self:
         if self.tensors.keys() != self.digests.keys():
             others = sorted(self.tensors.keys() ^ self.digests.keys())
             rule = "must be of the tensors and of no others"

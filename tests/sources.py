@@ -50,7 +50,8 @@ class LocalSource:
             changes["identity"] = self.identity(int(str(changes["version"])))
         with self._changed:
             revision = self.control.revision + 1
-            self.control = self.control.model_copy(update={**changes, "revision": revision})
+            fields = {**self.control.model_dump(), **changes, "revision": revision}
+            self.control = Control.model_validate(fields)
             self._changed.notify_all()
         return revision
 
@@ -58,7 +59,8 @@ class LocalSource:
         """Of the publication that makes the version; empty where there is none."""
         return self.published[version][-1][0].identity if self.published.get(version) else ""
 
-    def register(self, checkpoint_digest: str, spec: dict[str, TensorSpec]) -> Control:
+    def register(self, state: ReplicaState, spec: dict[str, TensorSpec]) -> Control:
+        self.control = self.control.model_copy(update={"base_digest": state.base_digest})
         return self.control
 
     def watch(self, state: ReplicaState, seen: int) -> Control:

@@ -1,47 +1,19 @@
 """A replica follows the control record: what it samples from, when it changes that, and what it says. No cluster."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from diffusers import LTX2VideoTransformer3DModel
 
-from deployments.weights.follower import Follower
-from pipeline.checkpoint import load
-from pipeline.engine import Engine
 from pipeline.entry import PolicyStamp
-from pipeline.policy import Policy
 from pipeline.sample import Job
-from pipeline.velocity import VelocityModel
 from schemas.card import ModelCard
 from schemas.control import ReplicaState
+from tests.replicas import Replica
 from tests.sources import LocalSource
 
 Order = Callable[..., Job]
-
-
-class Replica:
-    """A follower with its engine, whose thread runs, and a real transformer."""
-
-    def __init__(self, card: ModelCard, source: LocalSource) -> None:
-        self.transformer: LTX2VideoTransformer3DModel = load("tiny", "transformer")
-        self.policy = Policy(self.transformer)
-        self.engine = Engine(VelocityModel(self.transformer), card, row_buckets=(1, 2))
-        self.follower = Follower(source, self.policy, self.engine, "me", self._stamp)
-
-    def start(self) -> None:
-        self.follower.catch_up("a checkpoint")
-        threading.Thread(target=self.engine.run, daemon=True).start()
-        self.follower.start()
-
-    def stop(self) -> None:
-        self.follower.stop()
-        self.engine.stop()
-
-    def _stamp(self) -> PolicyStamp:
-        return PolicyStamp(version=self.policy.version, digest=self.policy.digest)
 
 
 @pytest.fixture
@@ -92,7 +64,7 @@ def test_a_replica_has_the_policy_before_it_is_ready(
 ) -> None:
     source.publish(3, weights(3))
     source.change(version=3)
-    replica.follower.catch_up("a checkpoint")
+    replica.follower.catch_up()
     assert holds_weights(replica, weights(3))
     assert replica.engine.stamp == PolicyStamp(version=3, digest=replica.policy.digest)
 
@@ -102,7 +74,7 @@ def test_a_replica_that_cannot_get_the_policy_does_not_become_ready_and_says_why
 ) -> None:
     source.change(version=3)
     with pytest.raises(RuntimeError, match="is not here"):
-        replica.follower.catch_up("a checkpoint")
+        replica.follower.catch_up()
 
 
 def test_a_published_version_is_staged_then_sampled_from(
@@ -113,7 +85,7 @@ def test_a_published_version_is_staged_then_sampled_from(
     assert first.result(30).stamp.version == 0
     source.publish(1, weights(1))
     source.change(staged=1)
-    staged = heard(source, lambda state: state.staged == source.identity(1))
+    staged = heard(source, lambda state: source.identity(1) in state.staged)
     assert staged.version == 0, "only fetched and checked"
     source.change(version=1)
     swapped = heard(source, lambda state: state.version == 1)
@@ -133,7 +105,7 @@ def test_weights_that_do_not_fit_are_told_so_and_the_old_ones_are_sampled_from(
     source.publish(1, lacking)
     revision = source.change(staged=1)
     told = heard(source, lambda state: state.revision == revision)
-    assert told.staged is None and told.version == 0
+    assert told.staged == () and told.version == 0
     assert told.problem is not None and told.problem["code"] == "weights_refused"
     assert name in told.problem["rule"]
     source.change()
@@ -147,12 +119,12 @@ def test_a_version_that_is_tried_again_with_other_weights_is_fetched_again(
     replica.start()
     source.publish(1, weights(1))
     source.change(staged=1)
-    heard(source, lambda state: state.staged == source.identity(1))
+    heard(source, lambda state: source.identity(1) in state.staged)
     given_up = source.identity(1)
     source.publish(1, weights(2))  # before the replica hears that the first try was given up
     assert source.identity(1) != given_up
     source.change(staged=1)
-    heard(source, lambda state: state.staged == source.identity(1))
+    heard(source, lambda state: source.identity(1) in state.staged)
     source.change(version=1)
     heard(source, lambda state: state.version == 1)
     assert holds_weights(replica, weights(2))
@@ -165,7 +137,7 @@ def test_what_cannot_be_had_now_is_tried_again(
     source.change(version=1)
     assert heard(source, lambda state: state.problem is not None).version == 0
     source.publish(1, weights(1))
-    assert heard(source, lambda state: state.version == 1).problem is None
+    assert heard(source, lambda state: state.version == 1 and state.problem is None)
 
 
 def test_pause_sleep_and_wake_are_said_and_idempotent(
@@ -194,36 +166,120 @@ def test_what_is_published_in_sleep_is_there_before_the_first_sample_after_it(
     waiting = replica.engine.submit(order(0, num_inference_steps=2))
     source.publish(1, weights(1))
     source.change(version=1)
-    ready = heard(source, lambda state: state.staged == source.identity(1))
+    ready = heard(source, lambda state: source.identity(1) in state.staged)
     assert (ready.run, ready.version) == ("asleep", 0)
     source.change(run="running")
     assert waiting.result(30).sample.policy_versions == [1, 1]
     assert holds_weights(replica, weights(1))
 
 
-def test_a_pause_takes_the_place_of_a_swap_whose_boundary_has_not_come(
+def test_an_immediate_pause_halts_first_and_leaves_the_swap_waiting(
     replica: Replica, source: LocalSource, weights: Callable[[int], dict[str, torch.Tensor]], order: Order
 ) -> None:
-    model = replica.engine.model
-
-    def slow(*args: object) -> object:
-        time.sleep(0.01)
-        return model(*args)
-
-    replica.engine.model = slow  # type: ignore[assignment]
+    replica.slow_down(0.01)
     replica.start()
     running = replica.engine.submit(order(0, num_inference_steps=60, job={"policy_version": 0}))
-    while not replica.engine.progress() or replica.engine.progress()[0][1] == 0:
-        time.sleep(0.002)
+    replica.wait_until_begun()
     source.publish(1, weights(1))
-    source.change(version=1, when="between_samples")
+    source.change(version=1, swap_when="between_samples")
     time.sleep(0.15)
-    revision = source.change(run="paused", when="immediate")
+    revision = source.change(run="paused", run_when="immediate")
     paused = heard(source, lambda state: state.revision == revision)
-    assert (paused.run, paused.version) == ("paused", 1), "at the step's boundary, both"
+    assert (paused.run, paused.version, paused.staged) == ("paused", 0, (source.identity(1),))
+    late = replica.engine.submit(order(1, num_inference_steps=2, job={"policy_version": 0}))
+    anyone = replica.engine.submit(order(2, num_inference_steps=2))
+    source.change(run="running")
+    assert running.result(60).sample.policy_versions == [0] * 60, "to its end on the version it began with"
+    assert anyone.result(60).sample.policy_versions == [1, 1]
+    assert "policy_version_gone" in str(late.exception(60)), "none begins on the version before"
+
+
+def test_an_immediate_swap_changes_a_halted_samples_weights(
+    replica: Replica, source: LocalSource, weights: Callable[[int], dict[str, torch.Tensor]], order: Order
+) -> None:
+    replica.slow_down(0.01)
+    replica.start()
+    running = replica.engine.submit(order(0, num_inference_steps=30, job={"policy_version": 0}))
+    replica.wait_until_begun()
+    source.change(run="paused", run_when="immediate")
+    heard(source, lambda state: state.run == "paused")
+    source.publish(1, weights(1))
+    revision = source.change(version=1, swap_when="immediate")
+    assert heard(source, lambda state: state.revision == revision).version == 1
     source.change(run="running")
     versions = running.result(60).sample.policy_versions
     assert versions == sorted(versions) and set(versions) == {0, 1}
+
+
+def test_what_is_published_in_a_pause_is_there_at_once_where_no_sample_was_halted(
+    replica: Replica, source: LocalSource, weights: Callable[[int], dict[str, torch.Tensor]], order: Order
+) -> None:
+    replica.start()
+    source.change(run="paused")
+    heard(source, lambda state: state.run == "paused")
+    bound = replica.engine.submit(order(0, num_inference_steps=2, job={"policy_version": 0}))
+    source.publish(1, weights(1))
+    revision = source.change(version=1)
+    assert heard(source, lambda state: state.revision == revision).version == 1
+    source.change(run="running")
+    assert "policy_version_gone" in str(bound.exception(30))
+
+
+def test_the_second_version_that_is_published_in_sleep_is_fetched_beside_the_first(
+    replica: Replica, source: LocalSource, weights: Callable[[int], dict[str, torch.Tensor]]
+) -> None:
+    replica.start()
+    source.change(run="asleep")
+    heard(source, lambda state: state.run == "asleep")
+    for version in (1, 2):
+        source.publish(version, weights(version))
+        revision = source.change(staged=version)
+        heard(source, lambda state, wanted=revision: state.revision == wanted)
+        revision = source.change(version=version)
+        ready = heard(source, lambda state, wanted=revision: state.revision == wanted)
+        assert (ready.version, ready.staged, ready.problem) == (0, (source.identity(version),), None)
+    source.change(run="running")
+    heard(source, lambda state: state.version == 2)
+    assert holds_weights(replica, weights(2))
+
+
+def test_what_cannot_be_fetched_keeps_no_replica_from_halting(replica: Replica, source: LocalSource) -> None:
+    replica.start()
+    revision = source.change(run="paused", staged=1)
+    told = heard(source, lambda state: state.revision == revision)
+    assert told.run == "paused" and told.problem is not None and replica.engine.halted
+
+
+def test_a_wake_that_fails_is_tried_again(
+    replica: Replica, source: LocalSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica.start()
+    source.change(run="asleep")
+    heard(source, lambda state: state.run == "asleep")
+    to_device, tries = replica.policy.to_device, iter(range(2))
+
+    def full_at_first() -> None:
+        if next(tries, None) is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        to_device()
+
+    monkeypatch.setattr(replica.policy, "to_device", full_at_first)
+    revision = source.change(run="running")
+    told = heard(source, lambda state: state.revision == revision)
+    assert told.run == "asleep" and told.problem is not None and "out of memory" in told.problem["rule"]
+    assert heard(source, lambda state: state.run == "running" and state.problem is None)
+    assert not replica.engine.halted
+
+
+def test_of_another_checkpoints_policy_only_its_halts_concern_a_replica(
+    replica: Replica, source: LocalSource
+) -> None:
+    replica.start()
+    revision = source.change(base_digest="another", version=7, staged=None)
+    told = heard(source, lambda state: state.revision == revision)
+    assert (told.version, told.problem, replica.follower.version_lag) == (0, None, 0)
+    source.change(run="paused")
+    assert heard(source, lambda state: state.run == "paused")
 
 
 def test_a_replica_that_starts_while_the_fleet_is_paused_samples_nothing(
@@ -247,13 +303,14 @@ def test_weights_that_are_not_what_was_published_take_the_replica_out_and_name_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     replica.start()
+    replica.follower.sampled("made before", 0)
     verify = replica.policy.verify
 
     def late_and_wrong() -> list[str]:
         parameter = next(replica.transformer.parameters())
         with torch.no_grad():
             parameter.view(-1)[0] += 1.0
-        replica.follower.sampled("made with it")
+        replica.follower.sampled("made with it", 1)
         return verify()
 
     monkeypatch.setattr(replica.policy, "verify", late_and_wrong)

@@ -7,6 +7,7 @@ import pytest
 
 from deployments.weights.roster import Roster
 from schemas.control import ReplicaState
+from tests.engines import Clock
 
 
 def state(replica_id: str, version: int, **more: Any) -> ReplicaState:
@@ -19,7 +20,8 @@ def at_least(version: int) -> Any:
 
 def test_all_replicas_are_waited_for_and_the_states_are_their_last() -> None:
     async def test() -> None:
-        roster = Roster(silence_s=5)
+        roster = Roster(silence_s=5, clock=(clock := Clock()))
+        clock.now += 5
         for replica in ("a", "b"):
             await roster.note(state(replica, 0))
         waiting = asyncio.ensure_future(roster.wait(at_least(1), 5))
@@ -59,6 +61,23 @@ def test_a_word_that_was_overtaken_takes_nothing_back() -> None:
         assert [s.version for s in roster.states()] == [2]
         await roster.note(state("a", 3, word=8))
         assert [s.version for s in roster.states()] == [3]
+
+    asyncio.run(test())
+
+
+def test_no_wait_ends_before_every_replica_has_had_time_to_be_heard_of() -> None:
+    async def test() -> None:
+        roster = Roster(silence_s=0.2)
+        waiting = asyncio.ensure_future(roster.wait(at_least(1), 5))
+        await asyncio.sleep(0.1)
+        assert not waiting.done() and not roster.is_complete
+        await roster.note(state("was here", 0))
+        await asyncio.sleep(0.15)
+        assert not waiting.done() and roster.is_complete
+        await roster.note(state("was here", 1))
+        assert [s.version for s in await waiting] == [1]
+        roster.start(0.2)
+        assert roster.states() == [] and not roster.is_complete
 
     asyncio.run(test())
 

@@ -187,6 +187,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory, transformer: LTX2VideoTransf
     return root
 
 
+def test_a_file_with_a_dtype_that_no_transformer_has_is_refused_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "odd.safetensors"
+    save_file({"a": torch.zeros(3), "b": torch.zeros(3, dtype=torch.uint16)}, file)
+    for read in (specs_of_file, read_file):
+        problem = refusal(read, file)
+        assert (problem.field, problem.value) == ("path", str(file)) and "(b U16)" in problem.rule
+
+
 @pytest.mark.parametrize("where", ["one", "sharded", "shards", "one/diffusion_pytorch_model.safetensors"])
 def test_a_saved_transformer_is_read_as_it_was(
     where: str, saved: Path, transformer: LTX2VideoTransformer3DModel

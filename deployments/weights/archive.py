@@ -1,6 +1,7 @@
 """Published weights on disk, so that a cluster's restart does not lose them.
 
     <folder>/policy.json                      the versions that are kept, and the layers of each
+    <folder>/run.json                         whether the fleet samples, is paused or asleep
     <folder>/layers/<version>/publication.json
     <folder>/layers/<version>/00000.safetensors ...
 
@@ -20,6 +21,7 @@ from safetensors.torch import save_file
 
 from pipeline.weight_files import read_file
 from pipeline.weights import StoredTensor, stored, tensor_of
+from schemas.control import RunOrder
 from schemas.weights import Publication, TensorSpec
 
 Arrays = dict[str, NDArray[Any]]
@@ -66,6 +68,15 @@ class WeightArchive:
         for folder in self._layers.iterdir():
             if folder.name not in named:
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def keep_run(self, order: RunOrder) -> None:
+        """Write down whether the fleet samples."""
+        _write(self._folder / "run.json", order.model_dump_json())
+
+    def run(self) -> RunOrder | None:
+        """What was written down last; None before anything was."""
+        file = self._folder / "run.json"
+        return RunOrder.model_validate_json(file.read_text()) if file.is_file() else None
 
     def versions(self) -> dict[int, tuple[int, ...]]:
         """The versions that are kept, rising, with their layers."""

@@ -10,7 +10,8 @@ import ray
 from ray.actor import ActorHandle
 
 from deployments.weights.handle import find_store
-from schemas.control import Fleet, ReplicaState, RunState, When
+from schemas.control import Fleet, ReplicaState, RunOrder, RunState, When
+from schemas.errors import validated
 
 if TYPE_CHECKING:
     from deployments.weights.publishing import Source
@@ -85,7 +86,8 @@ class WeightControls:
         """Let no sample start (or, "immediate", move) until ``resume``; returns once every replica stands still.
 
         What is submitted meanwhile waits, or fails where ``denoiser.when_halted`` says so. Twice is once. Raises
-        TimeoutError after ``timeout_s``: replicas that had not come to their boundary halt there.
+        TimeoutError after ``timeout_s``: replicas that had not come to their boundary halt there; and RuntimeError (a
+        Problem) when a replica could not, which goes on trying.
         """
         return self._set_run("paused", when, timeout_s)
 
@@ -94,16 +96,20 @@ class WeightControls:
     ) -> list[ReplicaState]:
         """As ``pause``; then weights move to host memory, and the device is free for others until ``wake``.
 
-        Weights that are published meanwhile are in place before the first sample after waking.
+        Weights that are published meanwhile are in place before the first sample that begins after waking.
         """
         return self._set_run("asleep", when, timeout_s)
 
     def resume(self, *, timeout_s: float = HALT_DEADLINE_S) -> list[ReplicaState]:
-        """End a pause or a sleep. Twice is once."""
+        """End a pause or a sleep; returns once every replica samples, from the newest version. Twice is once.
+
+        Raises as ``pause`` does; a replica that could not wake goes on trying.
+        """
         return self._set_run("running", "between_samples", timeout_s)
 
     wake = resume
 
     def _set_run(self, run: RunState, when: When, timeout_s: float) -> list[ReplicaState]:
-        call = self.weight_store.set_run.remote(run, when, timeout_s)
+        order = validated(RunOrder, {"run": run, "when": when})
+        call = self.weight_store.set_run.remote(order.run, order.when, timeout_s)
         return [ReplicaState.model_validate(state) for state in ray.get(call, timeout=timeout_s + GRACE_S)]

@@ -25,6 +25,8 @@ class Incoming:
         self.ticket = ticket
         """Tells it from another attempt at the same version."""
         self.expires_at = expires_at
+        self.is_landing = False
+        """Whether it is being put in place."""
         self.chunks: list[Any] = []
         self.num_bytes = 0
         self._header, self._target = header, target

@@ -17,10 +17,10 @@ from torch import Tensor
 from pipeline.tensors import dtype_of, name_of
 from pipeline.weight_files import lora_config_of, read_file, specs_of_file
 from pipeline.weights import check_finite, chunks_of, digests_of, specs_of
-from schemas.control import ReplicaState, When
+from schemas.control import ReplicaState, RunOrder, When
 from schemas.errors import Problem, validated
 from schemas.lora import LoraSpec
-from schemas.weights import TensorSpec, Update
+from schemas.weights import Publication, PublicationHeader, TensorSpec, Update
 from schemas.weights_check import refused
 
 Source = Mapping[str, Tensor] | Iterable[Mapping[str, Tensor]]
@@ -49,19 +49,21 @@ def publish(
     def ask(call: Any, *args: Any) -> Any:
         return ray.get(call.remote(*args), timeout=max(0.0, end - time.monotonic()) + GRACE_S)
 
+    validated(RunOrder, {"run": "running", "when": when})
     if (tensors is None) == (path is None):
         raise refused("must be given, or a path, and not both", "give one of the two").exception()
-    specs, num_bytes = _known_beforehand(tensors, path)
     if path is not None:
         lora_config = lora_config if lora_config is not None or update != "lora" else lora_config_of(path)
-    config = None if lora_config is None else validated(LoraSpec, lora_config).model_dump(mode="json")
-    header = {"version": version, "update": update, "merge": merge, "lora_config": config}
+    config = None if lora_config is None else validated(LoraSpec, lora_config).model_dump()
+    said = {"version": version, "update": update, "merge": merge, "lora_config": config}
+    header = validated(PublicationHeader, said)
+    specs, num_bytes = _known_beforehand(tensors, path)
     plain = None if specs is None else {name: spec.model_dump() for name, spec in specs.items()}
-    ticket, there = ask(store.begin, header, plain, num_bytes)
+    ticket, there = ask(store.begin, header.model_dump(mode="json"), plain, num_bytes)
     source = read_file(path) if path is not None else tensors
     assert source is not None
     if there is not None:
-        _compare(there, source, version)
+        check_same(there, header, source)
         acknowledged = ask(store.acknowledged, version, timeout_s)
     else:
         try:
@@ -71,6 +73,25 @@ def publish(
             store.give_up.remote(ticket)
             raise
     return [ReplicaState.model_validate(state) for state in acknowledged]
+
+
+def check_same(there: str, header: PublicationHeader, source: Source) -> None:
+    """A version that is there already may be published again, if it is the same to the byte and in all that is said of
+    it: ``there`` is its identity. Raises ValueError (a Problem) for another."""
+    specs: dict[str, TensorSpec] = {}
+    digests: dict[str, str] = {}
+    for chunk in chunks_of(source):
+        specs |= specs_of(chunk)
+        digests |= digests_of(chunk)
+    given = validated(Publication, {**header.model_dump(), "tensors": specs, "digests": digests})
+    if given.identity != there:
+        raise Problem(
+            code="weights_refused",
+            field="version",
+            value=header.version,
+            rule="is published already, with other weights, or as another kind of update",
+            remedy=f"use {header.version + 1} or more: versions only grow, and what one is never changes",
+        ).exception()
 
 
 def _send(store: ActorHandle, ticket: str, source: Source) -> None:
@@ -103,19 +124,6 @@ def _known_beforehand(
         }
         return specs, sum(_num_bytes(spec) for spec in specs.values())
     return None, None
-
-
-def _compare(there: Mapping[str, str], source: Source, version: int) -> None:
-    """A version that is there already may be published again, if it is the same to the byte."""
-    given = {name: digest for chunk in chunks_of(source) for name, digest in digests_of(chunk).items()}
-    if given != there:
-        raise Problem(
-            code="weights_refused",
-            field="version",
-            value=version,
-            rule="is published already, with other weights",
-            remedy=f"use {version + 1} or more: versions only grow, and what one is never changes",
-        ).exception()
 
 
 def _num_bytes(spec: TensorSpec) -> int:

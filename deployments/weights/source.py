@@ -13,7 +13,6 @@ from ray.exceptions import ActorDiedError
 from configs.settings import AppConfig, WeightSettings
 from deployments.weights.store import make_store
 from pipeline.weights import StoredTensor
-from schemas.card import ModelCard
 from schemas.control import Control, Distrust, ReplicaState
 from schemas.weights import Publication, TensorSpec
 
@@ -27,8 +26,8 @@ ANSWER_S = 30.0
 class WeightSource(Protocol):
     """All that a replica asks of whoever directs it. Each call ends by a deadline of its own."""
 
-    def register(self, checkpoint_digest: str, spec: dict[str, TensorSpec]) -> Control:
-        """Say which tensors the transformer has; returns the record."""
+    def register(self, state: ReplicaState, spec: dict[str, TensorSpec]) -> Control:
+        """Say how the replica is, and which tensors its transformer has; returns the record."""
 
     def watch(self, state: ReplicaState, seen: int) -> Control:
         """The record once its revision is above ``seen``, or after a while."""
@@ -46,25 +45,26 @@ class WeightSource(Protocol):
         """Say that the replica is taken down. Does not wait."""
 
 
-def source_of_this_app(config: AppConfig, card: ModelCard) -> WeightSource:
+def source_of_this_app(config: AppConfig) -> WeightSource:
     """Inside a replica: the store of its app, made where there is none yet."""
-    return StoreSource(serve.get_replica_context().app_name, config.weights, card.checkpoint_digest)
+    return StoreSource(serve.get_replica_context().app_name, config.weights)
 
 
 class StoreSource:
     """A WeightSource over the weight store's actor."""
 
-    def __init__(self, app_name: str, settings: WeightSettings, checkpoint_digest: str) -> None:
-        self._open = partial(make_store, app_name, settings, checkpoint_digest)
+    def __init__(self, app_name: str, settings: WeightSettings) -> None:
+        self._open = partial(make_store, app_name)
         self._store = self._open()
+        self._settings = settings
         self._answer_s = ANSWER_S + settings.poll_s
         self._fetch_s = settings.fetch_timeout_s
 
-    def register(self, checkpoint_digest: str, spec: dict[str, TensorSpec]) -> Control:
-        # The store may still be reading its folder.
+    def register(self, state: ReplicaState, spec: dict[str, TensorSpec]) -> Control:
         plain = {name: tensor.model_dump() for name, tensor in spec.items()}
-        record = ray.get(self._store.register.remote(checkpoint_digest, plain), timeout=self._fetch_s)
-        return Control.model_validate(record)
+        call = self._store.register.remote(state.model_dump(), plain, self._settings.model_dump())
+        # The store may still be reading its folder.
+        return Control.model_validate(ray.get(call, timeout=self._fetch_s))
 
     def watch(self, state: ReplicaState, seen: int) -> Control:
         return Control.model_validate(self._ask(self._store.watch.remote(state.model_dump(), seen)))

@@ -15,6 +15,7 @@ from configs.settings import WeightSettings
 from deployments.weights.archive import WeightArchive
 from deployments.weights.incoming import Incoming
 from deployments.weights.shelf import Layer, WeightShelf
+from schemas.control import RunOrder
 from schemas.errors import Problem
 from schemas.weights import Publication, TensorSpec
 
@@ -38,6 +39,19 @@ class WeightVault:
         if self._archive is not None:
             self._restore(self._archive)
 
+    def limit(self, settings: WeightSettings) -> None:
+        """Keep so much from the next publication on."""
+        self._shelf.max_bytes, self._shelf.keep_versions = settings.max_bytes, settings.keep_versions
+
+    def keep_run(self, order: RunOrder) -> None:
+        """Write down whether the fleet samples, where there is a folder."""
+        if self._archive is not None:
+            self._archive.keep_run(order)
+
+    def run(self) -> RunOrder | None:
+        """What was written down last; None where there is nothing."""
+        return None if self._archive is None else self._archive.run()
+
     @property
     def version(self) -> int:
         """The newest that is in place."""
@@ -56,8 +70,14 @@ class WeightVault:
     @property
     def incoming_version(self) -> int | None:
         """The version that is on its way, while its trainer sends."""
-        alive = self._incoming is not None and time.monotonic() < self._incoming.expires_at
-        return self._incoming.version if self._incoming is not None and alive else None
+        self.forget_silent()
+        return self._incoming.version if self._incoming is not None else None
+
+    def forget_silent(self) -> None:
+        """Let go of what a trainer that is taken for dead has sent."""
+        incoming = self._incoming
+        if incoming is not None and not incoming.is_landing and time.monotonic() > incoming.expires_at:
+            self._incoming = None
 
     def newest(self) -> Publication | None:
         """The update that made the newest version; None for the checkpoint."""
@@ -110,28 +130,33 @@ class WeightVault:
 
     async def put_in_place(self, ticket: str) -> None:
         """Make the publication the newest version, on disk first. From then on it is the policy, whatever dies."""
-        layer = self._under(ticket).layer()
-        if self._archive is not None:
-            names = {**self._names(), layer.version: _names_of(self._shelf.with_layer(layer))}
-            await asyncio.to_thread(self._archive.keep, names)
-        dropped = self._shelf.add(layer)
-        self._incoming = None
-        logger.info("version %d is the policy; %d layers are kept no longer", layer.version, len(dropped))
-        if self._archive is not None and dropped:
-            await asyncio.to_thread(self._archive.keep, self._names())
+        incoming = self._under(ticket)
+        layer = incoming.layer()
+        incoming.is_landing = True
+        try:
+            if self._archive is not None:
+                names = {**self._names(), layer.version: _names_of(self._shelf.with_layer(layer))}
+                await asyncio.to_thread(self._archive.keep, names)
+            dropped = self._shelf.add(layer)
+            logger.info("version %d is the policy; %d layers are kept no longer", layer.version, len(dropped))
+            if self._archive is not None and dropped:
+                await self._delete_dropped(self._archive)
+        finally:
+            self._incoming = None
 
     def give_up(self, ticket: str) -> None:
-        """Forget a publication that is not in place."""
-        if self._incoming is not None and self._incoming.ticket == ticket:
+        """Forget a publication that is on its way; not one that is being put in place, which ends by itself."""
+        incoming = self._incoming
+        if incoming is not None and incoming.ticket == ticket and not incoming.is_landing:
             self._incoming = None
 
     def layers(self, have: int, want: int) -> list[Layer]:
         """What to apply, in order, at version ``have`` to be at ``want``. Raises RuntimeError (a Problem) for a version
         that is neither here nor on its way."""
-        if self._incoming is not None and want == self._incoming.version:
-            layers = self._shelf.with_layer(self._incoming.layer())
-        elif want == 0 or want in self._shelf.versions:
+        if want == 0 or want in self._shelf.versions:
             layers = self._shelf.layers_of(want)
+        elif self._incoming is not None and want == self._incoming.version:
+            layers = self._shelf.with_layer(self._incoming.layer())
         else:
             raise Problem(
                 code="internal",
@@ -151,6 +176,13 @@ class WeightVault:
                 remedy="publish it again",
             ).exception()
         return self._incoming
+
+    async def _delete_dropped(self, archive: WeightArchive) -> None:
+        """The policy is in place whether or not this is done; the next publication deletes what is left."""
+        try:
+            await asyncio.to_thread(archive.keep, self._names())
+        except OSError as error:
+            logger.warning("versions that are kept no longer are still on disk: %s", error)
 
     def _names(self) -> dict[int, tuple[int, ...]]:
         return {version: _names_of(self._shelf.layers_of(version)) for version in self._shelf.versions}
