@@ -75,10 +75,14 @@ def remove(name: str) -> None:
 
 
 def until(holds: Callable[[], Any], timeout_s: float = READY_S) -> Any:
-    """What ``holds`` returned once it was true; raises TimeoutError when it never is."""
-    end = time.monotonic() + timeout_s
+    """What ``holds`` returned once it was true; raises TimeoutError when it never is.
+
+    Looks often at first, and ever less: what takes long takes processors too.
+    """
+    end, pause_s = time.monotonic() + timeout_s, 0.02
     while not (found := holds()):
         if time.monotonic() > end:
             raise TimeoutError("it did not come to pass")
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(1.1 * pause_s, 0.3)
     return found

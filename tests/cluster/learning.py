@@ -27,13 +27,12 @@ from deployments.group import RolloutGroup
 from deployments.weights.controls import WeightControls
 from deployments.weights.handle import NAMESPACE, store_name
 from deployments.weights.source import StoreSource
-from pipeline.checkpoint import read_card
 from pipeline.conditioning import read
 from pipeline.policy import Policy
 from pipeline.profile import adopt
 from pipeline.replay import log_probs_of_many
 from schemas.arrow import manifest_of
-from schemas.control import Fleet
+from schemas.control import Fleet, ReplicaState
 from schemas.trajectory import read_trajectory
 from tests.weights import fresh, moved, trained_adapter
 
@@ -92,10 +91,13 @@ class Learning(App):
 
     def leave_on_disk(self) -> Left:
         """Publish full weights and an adapter to a store that no replica has, and end it: its folder alone is left."""
-        transformer, config = fresh(), config_in(self.folder)
-        card = read_card(config.model, config.limits, config.defaults)
-        source = StoreSource(self.name, config.weights, card.checkpoint_digest)
-        source.register(card.checkpoint_digest, Policy(transformer).spec)
+        transformer = fresh()
+        policy = Policy(transformer)
+        source = StoreSource(self.name, config_in(self.folder).weights)
+        gone = ReplicaState(
+            replica_id="gone", base_digest=policy.base_digest, version=0, weights_digest="", run="running"
+        )
+        source.register(gone, policy.spec)
         transformer.load_state_dict(moved(transformer, seed=21))
         controls = WeightControls(self.name)
         controls.publish_weights(version=1, tensors=transformer.state_dict())
