@@ -13,6 +13,8 @@ from deployments.denoiser import Denoiser
 from pipeline.text import PromptEncoder
 from schemas.card import ModelCard
 from schemas.conditioning import pack_conditioning
+from schemas.errors import Problem
+from schemas.order import SampleOrder
 from schemas.resolve import resolve
 from tests.sources import LocalSource
 
@@ -76,6 +78,37 @@ def test_a_cancelled_call_has_left_the_engine_when_it_ends(
     asyncio.run(test())
     after = asdict(denoiser.engine.stats)
     assert after["cancelled"] - before["cancelled"] == 4 and after["done"] == before["done"]
+
+
+def test_a_sample_that_was_being_packed_when_its_weights_turned_out_wrong_does_not_go_out(
+    denoiser: Denoiser, conditioning: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = resolve({"prompt": "a red ball", "num_inference_steps": 2, "num_samples": 1}, denoiser.card)
+    order = SampleOrder(
+        sample_id="packed",
+        request=request,
+        sample_index=0,
+        until=None,
+        attempt=1,
+        lease_id="mine",
+        seconds_left=60.0,
+        encode_s=0.0,
+        policy_version=None,
+    ).model_dump(mode="json")
+    pack, noted = denoiser._pack, []
+
+    def packing(*arguments: Any) -> pa.Table:
+        noted.extend(denoiser.follower._finished)
+        denoiser.follower.fatal = Problem(code="internal", rule="the weights are others")
+        return pack(*arguments)
+
+    monkeypatch.setattr(denoiser, "_pack", packing)
+    try:
+        with pytest.raises(RuntimeError, match="replica_died"):
+            asyncio.run(denoiser(conditioning, order))
+    finally:
+        denoiser.follower.fatal = None
+    assert (0, "packed") in noted, "before it was packed"
 
 
 def test_health_is_the_engines_heartbeat(denoiser: Denoiser) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from configs.settings import WeightSettings
 from deployments.weights import vault as weight_vault
+from deployments.weights.archive import WeightArchive
 from deployments.weights.vault import WeightVault
 from schemas.errors import Problem
 from schemas.weights import TensorSpec
@@ -142,6 +143,32 @@ def test_a_vault_comes_back_from_its_folder_with_the_version_that_was_put_in_pla
         assert again.version == 5 and again.versions == (2, 5)
         assert again.newest() == vault.newest()
         assert values(again) == {"a": 5.0, "b": 5.0}
+
+    asyncio.run(test())
+
+
+def test_what_is_being_put_in_place_cannot_be_given_up_and_nothing_else_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        vault = vault_of(tmp_path, keep_versions=1)
+        await publish(vault, 1)
+        keep, seen = WeightArchive.keep, []
+
+        def keeping(archive: WeightArchive, versions: Any) -> None:
+            vault.give_up(ticket)
+            seen.append(vault.incoming_version)
+            keep(archive, versions)
+            if 1 not in versions:
+                raise OSError("the disk is gone")
+
+        monkeypatch.setattr(WeightArchive, "keep", keeping)
+        ticket = vault.begin(header(2), TARGET, None, None)
+        await send(vault, ticket, "a", "b", value=2.0)
+        await vault.complete(ticket, 10)
+        await vault.put_in_place(ticket)
+        assert seen == [2, 2] and vault.incoming_version is None
+        assert values(vault) == {"a": 2.0, "b": 2.0}, "what could not be deleted changes nothing"
 
     asyncio.run(test())
 

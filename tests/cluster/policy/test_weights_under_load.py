@@ -126,18 +126,17 @@ def test_with_every_slot_full_publish_pause_and_sleep_act_at_the_next_boundary(l
         assert runs(client.sleep(when="immediate", timeout_s=30)) == {"asleep"}
         assert not any(sample.settled.done() for sample in group.samples)
         assert time.monotonic() - started < 30
+        time.sleep(2.0)  # for what the client hears of steps before the halt
         steps = [sample.steps_done for sample in group.samples]
+        assert any(0 < done < LONG["num_inference_steps"] for done in steps), "halted on their way"
         time.sleep(1.0)
-        assert [sample.steps_done for sample in group.samples] == steps or max(steps) < 20
+        assert [sample.steps_done for sample in group.samples] == steps
         assert runs(client.wake(timeout_s=30)) == {"running"}
         client.gather([group], timeout_s=READY_S)
         group.raise_if_failed()
         said = manifests(group)
-    crossed = [m for m in said if len(set(m["policy_versions"])) == 2]
-    for manifest in said:
-        assert manifest["policy_versions"] == sorted(manifest["policy_versions"])
-        assert manifest["policy_version"] == version
-    assert all(len(set(m["policy_versions"])) <= 2 for m in crossed)
+    versions = {v for manifest in said for v in manifest["policy_versions"]}
+    assert versions == {version} == {group.policy_version}, "not all had begun, so all were made anew"
 
 
 def test_when_time_is_up_the_late_are_named_and_follow_at_their_boundary(learning: Learning) -> None:
@@ -170,7 +169,7 @@ def test_sleep_and_wake_under_load_and_what_is_published_meanwhile(learning: Lea
                 version=version, tensors=transformer.state_dict(), timeout_s=READY_S
             )
             identity = client.policy_version().control.identity
-            assert {(state.run, state.staged) for state in ready} == {("asleep", identity)}
+            assert {(state.run, state.staged) for state in ready} == {("asleep", (identity,))}
             asleep = client.submit({**SHORT, "num_samples": 2})
             time.sleep(0.5)
             assert not asleep.settled.done()
