@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig
 
 from deployments.weights import archive
+from deployments.weights.controls import WeightControls
 from deployments.weights.publishing import check_same, publish
 from pipeline.sample import Job
 from schemas.card import ModelCard
@@ -280,6 +281,14 @@ def test_a_wrong_word_is_refused_before_anything_is_sent(field: str, value: obje
         publish(NoStore(), **(arguments | {field: value}))  # type: ignore[arg-type]
     problem = problem_of(refusal.value)
     assert (problem.field, problem.value) == (field, value) and problem.rule
+
+
+def test_a_wrong_word_for_a_halt_is_refused_where_it_is_said() -> None:
+    controls = WeightControls("no app that is there")
+    for halt in (controls.pause, controls.sleep):
+        with pytest.raises(ValueError) as refusal:
+            halt(when="now")  # type: ignore[arg-type]
+        assert (problem_of(refusal.value).field, problem_of(refusal.value).value) == ("when", "now")
 
 
 def test_what_a_silent_trainer_has_sent_is_let_go(fleet: LocalFleet) -> None:
