@@ -1,4 +1,4 @@
-"""The command line's way to a running app: requests over HTTP, events as they come, and files that are whole or not there.
+"""The command line's way to a running app: requests over HTTP, events as they come, and files.
 
 Every failure is a `Failure`, with the words for a person, the exit code and the app's own problem details.
 """
@@ -71,20 +71,16 @@ class Api:
             yield from _events(self._good(answer))
 
     def download(self, link: str, path: Path) -> int:
-        """Put what is at ``link``, a path on the app's host, into a file; returns its bytes.
-
-        It is written under another name and renamed when it is whole.
-        """
+        """Put what is at ``link``, a path on the app's host, into a file; returns its bytes."""
         address = self._origin.copy_with(raw_path=link.encode())
         with (
             self._talking(),
-            whole_file(path) as part,
             self._http.stream("GET", address, timeout=httpx.Timeout(FILE_S, connect=CONNECT_S)) as answer,
         ):
             if not answer.is_success:
                 answer.read()
             self._good(answer)
-            with part.open("wb") as file:
+            with path.open("wb") as file:
                 return sum(file.write(piece) for piece in answer.iter_bytes())
 
     def _good(self, answer: httpx.Response) -> httpx.Response:
@@ -116,19 +112,6 @@ def failure_of(problem: dict[str, Any]) -> Failure:
     """The failure that problem details tell of."""
     usage = problem.get("code") == "invalid_request"
     return Failure(str(problem.get("detail") or problem.get("rule")), USAGE if usage else FAILED, problem)
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` to write to. What is there takes its place when the block ends well, and is removed when it
-    does not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _events(answer: httpx.Response) -> Iterator[tuple[str, Any]]:
