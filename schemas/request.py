@@ -71,9 +71,11 @@ def _sigmas(sigmas: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _each_once(steps: tuple[int, ...]) -> tuple[int, ...]:
+    before: set[int] = set()
     for position, step in enumerate(steps):
-        if step in steps[:position]:
+        if step in before:
             raise invalid(str(position), step, "must not be named before", "name each step once").refusal()
+        before.add(step)
     return steps
 
 
