@@ -170,7 +170,8 @@ class HttpSettings(Contract):
     weights_root: str | None = None
     """Folder under which weights may be named by path over HTTP. None: none can be."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may read answers in a browser, such as "https://lab.example". None by default."""
+    """Origins whose pages may send requests and read answers in a browser, such as "https://lab.example". None by default:
+    then only pages of the app's own host may."""
 
     @model_validator(mode="after")
     def _one_place_for_the_token(self) -> Self:

@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from configs.settings import HttpSettings
 from deployments.http.body_limit import BodyLimit
+from deployments.http.origin import OwnPages
 from deployments.http.problems import describe_problems, responses, tell_problems
 from deployments.http.rollouts import rollout_router
 from deployments.http.token import OPEN_PATH, BearerToken, read_token
@@ -58,6 +59,7 @@ def http_app(
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     if token is not None:
         app.add_middleware(BearerToken, token=token)
+    app.add_middleware(OwnPages, origins=settings.cors_origins)
     if settings.cors_origins:
         allowed: dict[str, Any] = {"allow_methods": ["GET", "POST", "DELETE"], "allow_headers": ["*"]}
         origins = list(settings.cors_origins)

@@ -40,6 +40,7 @@ RETRY_AFTER_S = 1
 MEANINGS: Mapping[int, str] = {
     400: "The body cannot be read",
     401: "The token is missing or wrong",
+    403: "Sent by a page of an origin that is not named",
     404: "Nothing is there",
     406: "It cannot be answered in a form that Accept names",
     409: "The request_id is taken by another request",
@@ -51,7 +52,7 @@ MEANINGS: Mapping[int, str] = {
     503: "Full or halted, or a replica died: try again",
     504: "Not done by its deadline",
 }
-ANYWHERE = (401, 413, 422, 500, 503, 504)
+ANYWHERE = (401, 403, 413, 422, 500, 503, 504)
 """Statuses that any route under /v1 may answer with."""
 
 
