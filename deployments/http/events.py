@@ -26,12 +26,12 @@ async def rollout_events(
     summary: Callable[[Settled], Awaitable[RolloutSummary]],
 ) -> AsyncIterator[bytes]:
     """The stream of one rollout. ``summary`` raises a Problem when no sample was done."""
-    id, seen = submitted["id"], None
-    waiting = asyncio.ensure_future(archive.wait(id))
+    id, group_id, seen = submitted["id"], submitted["group_id"], None
+    waiting = asyncio.ensure_future(archive.wait(id, group_id))
     try:
         yield _event("started", {"request_id": id, "request": submitted["request"]})
         while not waiting.done():
-            look = asyncio.ensure_future(archive.progress(id, seen))
+            look = asyncio.ensure_future(archive.progress(id, group_id, seen))
             try:
                 await asyncio.wait({waiting, look}, return_when=asyncio.FIRST_COMPLETED)
             finally:

@@ -74,7 +74,7 @@ def rollout_router(archive: Archive, settings: HttpSettings) -> APIRouter:
         if form == EVENTS_TYPE:
             events = rollout_events(archive, submitted, summary)
             return StreamingResponse(events, media_type=EVENTS_TYPE, headers={**headers, **HEADERS})
-        settled = some_done(await archive.wait(id))
+        settled = some_done(await archive.wait(id, submitted["group_id"]))
         if form == MP4:
             return media_answer(http, await media.mp4(settled, 0), MP4, f"{id}-0.mp4", headers)
         if form == ARROW_TYPE:
