@@ -70,10 +70,13 @@ def rollout(args: Namespace, api: Api) -> int:
     failed = [sample for sample in summary["samples"] if sample["problem"] is not None]
     told = {"request_id": summary["request_id"], "folder": str(folder), "num_failed": len(failed), **files}
     text = f"{folder}: {len(files['samples'])} of {len(summary['samples'])} samples, seed {summary['request']['seed']}"
-    print(json.dumps(told) if args.json else text)
     if failed:
-        failure = failure_of(failed[0]["problem"])
-        raise Failure(f"{len(failed)} samples failed, the first: {failure.message}", FAILED, failure.problem)
+        if not args.json:
+            print(text)
+        problem = failed[0]["problem"]
+        first = failure_of(problem).message
+        raise Failure(f"{len(failed)} samples failed, the first: {first}", FAILED, problem, done=told)
+    print(json.dumps(told) if args.json else text)
     return DONE
 
 
@@ -93,7 +96,7 @@ def _further(text: str | None) -> dict[str, Any]:
         return {}
     try:
         fields = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Failure(f"--request cannot be read: {error}", USAGE) from None
     if not isinstance(fields, dict):
         raise Failure(f"--request must be a JSON object, got {text}", USAGE)
