@@ -156,6 +156,8 @@ class HttpSettings(Contract):
     """Samples of one rollout."""
     max_body_bytes: Bytes = MIB
     """Bytes of a request's body."""
+    body_timeout_s: Positive = 30.0
+    """Seconds within which a request's body must be there."""
     keep_s: Positive = 900.0
     """Seconds for which a rollout is kept once it is settled, for its links and its request_id."""
     keep_bytes: Bytes = 256 * MIB
