@@ -5,8 +5,12 @@ Who listens waits for the rollout: when the stream is closed, so is the wait.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
+
+from anyio import CancelScope
+from fastapi.responses import StreamingResponse
+from starlette.types import Send
 
 from deployments.http.problems import problem_of_any, status_of
 from deployments.kept.api import Archive, SampleProgress, Settled, Submitted
@@ -20,11 +24,27 @@ QUIET = b": still at it\n\n"
 """A comment, when there is nothing to tell, so that nothing on the way takes the stream for dead."""
 
 
+class EventStream(StreamingResponse):
+    """Events as an answer, whose source is closed however the answer ends: when the caller goes while a piece is on its way,
+    too."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+        super().__init__(events, media_type=EVENTS_TYPE, headers={**headers, **HEADERS})
+        self._events = events
+
+    async def stream_response(self, send: Send) -> None:
+        try:
+            await super().stream_response(send)
+        finally:
+            with CancelScope(shield=True):
+                await self._events.aclose()
+
+
 async def rollout_events(
     archive: Archive,
     submitted: Submitted,
     summary: Callable[[Settled], Awaitable[RolloutSummary]],
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """The stream of one rollout. ``summary`` raises a Problem when no sample was done."""
     id, group_id, seen = submitted["id"], submitted["group_id"], None
     waiting = asyncio.ensure_future(archive.wait(id, group_id))
