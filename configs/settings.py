@@ -156,6 +156,8 @@ class HttpSettings(Contract):
     """Samples of one rollout."""
     max_body_bytes: Bytes = MIB
     """Bytes of a request's body."""
+    body_timeout_s: Positive = 30.0
+    """Seconds within which a request's body must be there."""
     keep_s: Positive = 900.0
     """Seconds for which a rollout is kept once it is settled, for its links and its request_id."""
     keep_bytes: Bytes = 256 * MIB
@@ -170,7 +172,8 @@ class HttpSettings(Contract):
     weights_root: str | None = None
     """Folder under which weights may be named by path over HTTP. None: none can be."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may read answers in a browser, such as "https://lab.example". None by default."""
+    """Origins whose pages may send requests and read answers in a browser, such as "https://lab.example". None by default:
+    then only pages of the app's own host may."""
 
     @model_validator(mode="after")
     def _one_place_for_the_token(self) -> Self:

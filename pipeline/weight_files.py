@@ -148,7 +148,7 @@ def _json(file: Path) -> dict[str, Any]:
 def _object(file: Path, text: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _refused(file, f"must hold JSON: {error}", "write it again").exception() from error
     if not isinstance(content, dict):
         raise _refused(file, "must hold a JSON object", "write it again").exception()

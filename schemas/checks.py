@@ -70,6 +70,14 @@ def geometry_of(resolved: ResolvedRequest, card: ModelCard) -> Geometry:
     )
 
 
+def check_num_steps(num_steps: int, field: str, card: ModelCard) -> None:
+    """Raises ValueError (a Problem) for more steps than the card allows, before anything is listed per step.
+
+    `field`: where they were given, num_inference_steps or sigmas.
+    """
+    _at_most(card.limits.max_inference_steps, field, num_steps, "steps")
+
+
 def _check_limits(resolved: ResolvedRequest, card: ModelCard) -> None:
     limits = card.limits
     shorten, elsewhere = "shorten it", "keep it with the trainer, and send a key to it"
@@ -78,7 +86,7 @@ def _check_limits(resolved: ResolvedRequest, card: ModelCard) -> None:
         limits.max_num_samples, "num_samples", resolved.num_samples, remedy="use {limit}, or several requests"
     )
     steps_field = "num_inference_steps" if resolved.sigmas is None else "sigmas"
-    _at_most(limits.max_inference_steps, steps_field, resolved.num_inference_steps, "steps")
+    check_num_steps(resolved.num_inference_steps, steps_field, card)
     _at_most(limits.max_prompt_chars, "prompt", len(resolved.prompt), "characters", shorten)
     _at_most(limits.max_prompt_chars, "negative_prompt", len(negative_prompt), "characters", shorten)
     if metadata is not None:

@@ -8,8 +8,8 @@ This module knows nothing of HTTP status codes, of Ray, or of any single rule: r
 guard.
 
 Invariants:
-* `Problem.of(problem.exception()) == problem`: a value is made JSON-safe when the problem is made, not when
-  it is sent.
+* `Problem.of(problem.exception()) == problem`: what a problem holds is made JSON-safe, UTF-8 and short when
+  the problem is made, not when it is sent.
 * pydantic's errors become Problems in one place, `problem_of_validation_error`.
 """
 
@@ -52,6 +52,11 @@ CODES: tuple[Code, ...] = get_args(Code)
 
 MAX_VALUE_CHARS = 200
 """Characters kept of an offending value: enough to recognise it, too few to flood a log."""
+MAX_FIELD_CHARS = 100
+"""Characters kept of a field's name, which may be the caller's own."""
+MAX_TOLD = 5
+"""Errors of one validation that are looked at; the others are counted."""
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,15 +68,18 @@ class Problem:
     rule: str
     """What should have held, as a predicate of the field ("must be 8k + 1") or as a sentence of its own."""
     field: str | None = None
-    """Dotted name of the wrong field as the caller wrote it, "transition.video.noise_level"; None: no single
-    field."""
+    """Dotted name of the wrong field as the caller wrote it, "transition.video.noise_level", cut to
+    `MAX_FIELD_CHARS` characters; None: no single field."""
     value: object = None
     """What was found there, JSON-safe and cut to `MAX_VALUE_CHARS` characters."""
     remedy: str = ""
     """What to do instead, with the nearest right value where there is one."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", _json_safe(self.value))
+        field = None if self.field is None else _cut(self.field, MAX_FIELD_CHARS)
+        texts = {"field": field, "rule": _utf8(self.rule), "remedy": _utf8(self.remedy)}
+        for name, part in {**texts, "value": _json_safe(self.value)}.items():
+            object.__setattr__(self, name, part)
 
     def __str__(self) -> str:
         """For people: "num_frames must be 8k + 1, got 120; use 113 or 121"."""
@@ -152,15 +160,18 @@ class HasErrors(Protocol):
 
 
 def problem_of_validation_error(error: HasErrors, model: type[BaseModel] | None = None) -> Problem:
-    """The first error of a failed validation as a Problem; its remedy counts and names the others.
+    """The first error of a failed validation as a Problem; its remedy counts the others, and names the next few.
 
     With `model`, the model that was validated, a mistyped field name is answered with the nearest right one.
     """
-    first, *others = [_problem_of_detail(detail, model) for detail in error.errors()]
+    details = error.errors()
+    first, *others = [_problem_of_detail(detail, model) for detail in details[:MAX_TOLD]]
     fields = [field for field in dict.fromkeys(str(other.field) for other in others) if field != first.field]
-    if not fields:
+    num_untold = len(details) - 1 - len(others)
+    if not fields and not num_untold:
         return first
-    also = f"{len(fields)} more to mend: {', '.join(fields)}"
+    untold = [ELLIPSIS] if num_untold else []
+    also = f"{len(fields) + num_untold} more to mend: {', '.join([*fields, *untold])}"
     return invalid(first.field, first.value, first.rule, f"{first.remedy}; {also}" if first.remedy else also)
 
 
@@ -191,7 +202,7 @@ def _rule_and_remedy(detail: Mapping[str, Any], siblings: Sequence[str]) -> tupl
         case "missing":
             return "is required", ""
         case "extra_forbidden":
-            near = difflib.get_close_matches(str(detail["loc"][-1]), siblings, n=2)
+            near = _nearest(detail["loc"][-1], siblings, n=2)
             if near:
                 return "is not a known field", f"did you mean {' or '.join(near)}?"
             return "is not a known field", f"the fields here are {', '.join(siblings)}" if siblings else ""
@@ -204,12 +215,12 @@ def _rule_and_remedy(detail: Mapping[str, Any], siblings: Sequence[str]) -> tupl
         case "less_than":
             return f"must be less than {ctx['lt']}", ""
         case "literal_error" | "enum":
-            near = difflib.get_close_matches(
-                str(detail["input"]), re.findall(r"'([^']*)'", ctx["expected"]), n=1
-            )
+            near = _nearest(detail["input"], re.findall(r"'([^']*)'", ctx["expected"]), n=1)
             return f"must be {ctx['expected']}", f"did you mean {near[0]!r}?" if near else ""
         case "model_type" | "model_attributes_type" | "dict_type":
             return "must be a JSON object", f"its fields are {', '.join(siblings)}" if siblings else ""
+        case "too_long":
+            return f"must have at most {ctx['max_length']} items", ""
         case "tuple_type" | "list_type":
             return "must be a list", ""
         case "int_type":
@@ -221,6 +232,10 @@ def _rule_and_remedy(detail: Mapping[str, Any], siblings: Sequence[str]) -> tupl
         case _:
             message = str(detail["msg"])
             return re.sub(r"^(Input|Value|String|Tuple|List) should ", "must ", message), ""
+
+
+def _nearest(given: object, words: Sequence[str], n: int) -> list[str]:
+    return difflib.get_close_matches(_cut(str(given), MAX_FIELD_CHARS), words, n=n)
 
 
 def _field_names(model: type[BaseModel] | None, loc: Sequence[str]) -> list[str]:
@@ -276,8 +291,13 @@ def _text_of(value: object) -> str:
         return f"<{type(value).__name__} too large to print>"
 
 
-def _cut(text: str) -> str:
-    text = text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 1]}\N{HORIZONTAL ELLIPSIS}"
+def _cut(text: str, most: int = MAX_VALUE_CHARS) -> str:
+    text = _utf8(text[: most + 1])
+    return text if len(text) <= most else f"{text[: most - 1]}{ELLIPSIS}"
+
+
+def _utf8(text: str) -> str:
+    """The text with lone surrogates written out: they cannot leave this process as UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -12,9 +12,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from schemas.errors import invalid
+
 MAX_COUNT = 2**31 - 1
 """No size here comes near it; past it a typing error is meant, and float arithmetic on sizes would lose
 units."""
+MAX_ITEMS = 10_000
+"""Of any list: no list of steps here comes near it, and what is longer is refused before its items are looked at."""
 
 
 class Contract(BaseModel):
@@ -40,6 +44,10 @@ def _python_float(value: object) -> object:
 
 
 def _python_tuple(value: Any) -> object:
+    # Said here, since pydantic looks at all items of a tuple before it counts them.
+    if hasattr(value, "__len__") and not isinstance(value, str) and len(value) > MAX_ITEMS:
+        rule = f"must have at most {MAX_ITEMS} items"
+        raise invalid(None, f"{len(value)} items", rule, "name fewer, each once").refusal()
     if hasattr(value, "tolist"):  # a numpy array
         value = value.tolist()
     return tuple(value) if isinstance(value, list | range) else value
@@ -50,7 +58,11 @@ Int = Annotated[int, BeforeValidator(_python_int), Field(strict=True)]
 Index = Annotated[Int, Field(ge=0)]
 Count = Annotated[Int, Field(ge=1, le=MAX_COUNT)]
 Bytes = Annotated[Int, Field(ge=0)]
-Indices = Annotated[tuple[Index, ...], BeforeValidator(_python_tuple), Field(strict=True)]
+Indices = Annotated[
+    tuple[Index, ...], Field(max_length=MAX_ITEMS), BeforeValidator(_python_tuple), Field(strict=True)
+]
 Float = Annotated[float, BeforeValidator(_python_float), Field(strict=True)]
 Positive = Annotated[Float, Field(gt=0)]
-Floats = Annotated[tuple[Float, ...], BeforeValidator(_python_tuple), Field(strict=True)]
+Floats = Annotated[
+    tuple[Float, ...], Field(max_length=MAX_ITEMS), BeforeValidator(_python_tuple), Field(strict=True)
+]

@@ -71,15 +71,18 @@ def _sigmas(sigmas: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _each_once(steps: tuple[int, ...]) -> tuple[int, ...]:
+    before: set[int] = set()
     for position, step in enumerate(steps):
-        if step in steps[:position]:
+        if step in before:
             raise invalid(str(position), step, "must not be named before", "name each step once").refusal()
+        before.add(step)
     return steps
 
 
 def _request_id(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", text):
-        rule = "must be 1 to 128 characters of A-Z, a-z, 0-9, '_', '.' and '-'"
+    # It is a segment of links: "." and ".." lead elsewhere.
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}", text):
+        rule = "must be 1 to 128 characters of A-Z, a-z, 0-9, '_', '-' and, but for the first, '.'"
         raise invalid(None, text, rule, "leave it out to have one drawn").refusal()
     return text
 

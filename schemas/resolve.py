@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from schemas.card import ModelCard
-from schemas.checks import check, geometry_of
+from schemas.checks import check, check_num_steps, geometry_of
 from schemas.errors import invalid, validated
 from schemas.request import RolloutRequest
 from schemas.resolved import (
@@ -97,6 +97,7 @@ def _filled_in(asked: RolloutRequest, card: ModelCard) -> ResolvedRequest:
     num_steps = asked.num_inference_steps or default.num_inference_steps
     if asked.sigmas is not None:
         num_steps = len(asked.sigmas)
+    check_num_steps(num_steps, "num_inference_steps" if asked.sigmas is None else "sigmas", card)
     guidance = asked.guidance or Guidance()
     guider = _guider(asked.guider or Guider(), card) if asked.mode == "generate" else None
     guided = (guider or guidance).needs_negative_prompt

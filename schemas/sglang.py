@@ -13,12 +13,12 @@ Invariants:
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from schemas.errors import Problem, invalid, validated
-from schemas.fields import Bool, Contract, Count, Float
+from schemas.fields import MAX_ITEMS, Bool, Contract, Count, Float
 from schemas.request import FrameRate, Prompt, RolloutRequest, Seed, Steps, Text
 from schemas.sampling import TransitionKind
 
@@ -90,7 +90,7 @@ class SGLangRequest(Contract):
     """Steps that are stochastic; null: all that can be."""
     rollout_return_step_indices: Steps | None = None
     """States to return, where state num_inference_steps is the last; null: all."""
-    image_path: list[str] | str | None = None
+    image_path: Annotated[list[str], Field(max_length=MAX_ITEMS)] | str | None = None
     """Refused: a sample starts from a prompt and noise alone."""
     suppress_logs: Bool = False
     """Taken, and without effect."""

@@ -3,7 +3,7 @@
 This module knows no path and no weights.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,14 @@ from schemas.request import Text
 MODULE = "transformer"
 """The policy; other modules of a checkpoint are not published."""
 
+MAX_NAMES, MAX_NAME_CHARS = 100, 100
+"""Of modules; a checkpoint has about ten."""
+
+Names = Annotated[
+    list[Annotated[Text, Field(max_length=MAX_NAME_CHARS)]],
+    Field(max_length=MAX_NAMES),
+]
+
 
 class UpdateFromDisk(Contract):
     """The body of `POST /update_weights_from_disk`."""
@@ -22,7 +30,7 @@ class UpdateFromDisk(Contract):
     """A checkpoint with a folder `transformer`, or that folder, or a safetensors file; under http.weights_root."""
     flush_cache: Bool = True
     """Taken, and without effect: nothing is cached from step to step."""
-    target_modules: list[str] | None = None
+    target_modules: Names | None = None
     """null or ["transformer"]."""
     version: Count | None = None
     """Added: the policy's version from then on. null: one more than the present one."""
@@ -39,7 +47,7 @@ class UpdateFromDisk(Contract):
 class ChecksumRequest(Contract):
     """The body of `POST /get_weights_checksum`."""
 
-    module_names: list[str] | None = None
+    module_names: Names | None = None
     """null: all that are published, which is the transformer."""
 
 

@@ -7,13 +7,14 @@ import asyncio
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 from cards import ltx23_card
 
 from deployments.kept.api import SampleProgress, Settled, Submitted
-from deployments.kept.shelf import Shelf
+from deployments.kept.shelf import Shelf, gone
 from schemas.arrow import manifest_of
 from schemas.conditioning import pack_conditioning
 from schemas.errors import Problem
@@ -98,6 +99,7 @@ class Rollout:
     answer: asyncio.Future[Settled]
     num_waiting: int = 0
     steps_done: int = 0
+    group_id: str = field(default_factory=lambda: uuid4().hex)
 
     @property
     def id(self) -> str:
@@ -137,10 +139,12 @@ class FakeArchive:
         return await self.find(known.id)
 
     async def find(self, id: str) -> Submitted:
-        return {"id": id, "request": self.shelf.find(id).request.model_dump(mode="json")}
-
-    async def wait(self, id: str) -> Settled:
         rollout = self.shelf.find(id)
+        request = rollout.request.model_dump(mode="json")
+        return {"id": id, "group_id": rollout.group_id, "request": request}
+
+    async def wait(self, id: str, group_id: str | None = None) -> Settled:
+        rollout = self._found(id, group_id)
         rollout.num_waiting += 1
         try:
             return await asyncio.shield(rollout.answer)
@@ -149,8 +153,10 @@ class FakeArchive:
             if not rollout.num_waiting and not rollout.answer.done():
                 self.shelf.forget(rollout)
 
-    async def progress(self, id: str, seen: list[SampleProgress] | None) -> list[SampleProgress]:
-        rollout = self.shelf.find(id)
+    async def progress(
+        self, id: str, group_id: str, seen: list[SampleProgress] | None
+    ) -> list[SampleProgress]:
+        rollout = self._found(id, group_id)
         while (now := self._progress(rollout)) == seen:
             await asyncio.sleep(0.001)
         return now
@@ -161,8 +167,14 @@ class FakeArchive:
     def release(self, id: str) -> None:
         """Let a rollout settle."""
         rollout = self.shelf.find(id)
-        rollout.answer.set_result(_settled(rollout.request))
+        rollout.answer.set_result(_settled(rollout))
         self.shelf.settle(rollout, num_bytes=1000)
+
+    def _found(self, id: str, group_id: str | None) -> Rollout:
+        rollout = self.shelf.find(id)
+        if group_id not in (None, rollout.group_id):
+            raise gone(id).exception()
+        return rollout
 
     def _progress(self, rollout: Rollout) -> list[SampleProgress]:
         return [
@@ -178,7 +190,8 @@ class FakeArchive:
         ]
 
 
-def _settled(request: ResolvedRequest) -> Settled:
+def _settled(rollout: Rollout) -> Settled:
+    request = rollout.request
     samples: list[Any] = []
     for index in range(request.num_samples):
         known: dict[str, Any] = {"sample_index": index, "attempt": 1, "trajectory": None, "media": None}
@@ -194,7 +207,7 @@ def _settled(request: ResolvedRequest) -> Settled:
         samples.append({**known, "problem": None})
     return {
         "id": request.request_id,
-        "group_id": f"group of {request.request_id}",
+        "group_id": rollout.group_id,
         "request": request.model_dump(mode="json"),
         "policy_version": 3,
         "conditioning": Ref(conditioning()),

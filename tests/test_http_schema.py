@@ -26,8 +26,8 @@ class Generous(FakeArchive):
     async def find(self, id: str) -> Submitted:
         return await super().find(await self._meant(id))
 
-    async def wait(self, id: str) -> Settled:
-        return await super().wait(await self._meant(id))
+    async def wait(self, id: str, group_id: str | None = None) -> Settled:
+        return await super().wait(await self._meant(id), group_id)
 
     async def _meant(self, id: str) -> str:
         if self.shelf.get("ball") is None:

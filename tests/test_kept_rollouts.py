@@ -10,6 +10,7 @@ from cards import ltx23_card
 from configs.settings import HttpSettings
 from deployments.group import RolloutGroup
 from deployments.kept import rollouts as kept_rollouts
+from deployments.kept.api import Submitted
 from deployments.kept.rollouts import KeptRollouts
 from schemas.errors import Problem
 from schemas.resolve import resolve
@@ -64,11 +65,16 @@ async def refused(call: Awaitable[Any]) -> Problem:
     return problem
 
 
-async def waiting(archive: KeptRollouts, id: str) -> asyncio.Task[Any]:
-    """Somebody who has begun to wait."""
-    task = asyncio.create_task(archive.wait(id))
+async def waiting(archive: KeptRollouts, submitted: Submitted) -> asyncio.Task[Any]:
+    """Somebody who was told of a rollout, and has begun to wait."""
+    task = asyncio.create_task(archive.wait(submitted["id"], submitted["group_id"]))
     await asyncio.sleep(0)
     return task
+
+
+async def hang_up(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def test_a_request_id_names_one_rollout_for_the_request_that_it_resolves_to() -> None:
@@ -85,7 +91,7 @@ def test_a_request_id_names_one_rollout_for_the_request_that_it_resolves_to() ->
         for other in ({**BALL, "seed": seed + 1}, {**BALL, "num_samples": 1}, {**BALL, "prompt": "rain"}):
             assert (await refused(archive.submit(other))).code == "conflict"
         assert (await refused(archive.submit({**BALL, "num_frames": 120}))).field == "num_frames"
-        everyone = [await waiting(archive, "ball") for _ in range(3)]
+        everyone = [await waiting(archive, first) for _ in range(3)]
         client.settle()
         answers = await asyncio.gather(*everyone)
         assert len(client.groups) == 1 and all(answer == answers[0] for answer in answers)
@@ -116,13 +122,11 @@ def test_a_rollout_that_failed_tells_why_and_does_not_take_its_request_id() -> N
 
 def test_the_last_who_hangs_up_ends_it_and_its_id_is_free() -> None:
     async def script(archive: KeptRollouts, client: FakeClient) -> None:
-        await archive.submit(BALL)
-        first, second = await waiting(archive, "ball"), await waiting(archive, "ball")
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
+        first = await waiting(archive, await archive.submit(BALL))
+        second = await waiting(archive, await archive.find("ball"))
+        await hang_up(first)
         assert not client.cancelled
-        second.cancel()
-        await asyncio.gather(second, return_exceptions=True)
+        await hang_up(second)
         assert client.cancelled == client.groups
         assert (await refused(archive.find("ball"))).code == "gone"
         await archive.submit(BALL)
@@ -136,9 +140,7 @@ def test_who_hangs_up_on_a_settled_one_ends_nothing() -> None:
         await archive.submit(BALL)
         client.settle()
         await archive.wait("ball")
-        late = await waiting(archive, "ball")
-        late.cancel()
-        await asyncio.gather(late, return_exceptions=True)
+        await hang_up(await waiting(archive, await archive.find("ball")))
         assert not client.cancelled and await archive.find("ball")
 
     run(script)
@@ -150,8 +152,7 @@ def test_one_that_nobody_ever_waits_for_is_given_up(monkeypatch: pytest.MonkeyPa
 
     async def script(archive: KeptRollouts, client: FakeClient) -> None:
         await archive.submit(BALL)
-        await archive.submit({**BALL, "request_id": "attended"})
-        somebody = await waiting(archive, "attended")
+        somebody = await waiting(archive, await archive.submit({**BALL, "request_id": "attended"}))
         await asyncio.sleep(0.3)
         assert client.cancelled == client.groups[:1]
         client.settle(1)
@@ -162,8 +163,7 @@ def test_one_that_nobody_ever_waits_for_is_given_up(monkeypatch: pytest.MonkeyPa
 
 def test_deleting_stops_it_and_tells_those_who_wait() -> None:
     async def script(archive: KeptRollouts, client: FakeClient) -> None:
-        await archive.submit(BALL)
-        somebody = await waiting(archive, "ball")
+        somebody = await waiting(archive, await archive.submit(BALL))
         await archive.cancel("ball")
         assert client.cancelled == client.groups
         assert {sample["problem"]["code"] for sample in (await somebody)["samples"]} == {"cancelled"}
@@ -189,10 +189,10 @@ def test_only_callers_over_http_are_told_that_it_is_full() -> None:
 
 def test_progress_is_told_as_soon_as_it_differs() -> None:
     async def script(archive: KeptRollouts, client: FakeClient) -> None:
-        await archive.submit(BALL)
-        seen = await archive.progress("ball", None)
+        group_id = (await archive.submit(BALL))["group_id"]
+        seen = await archive.progress("ball", group_id, None)
         assert [sample["steps_done"] for sample in seen] == [0, 0]
-        look = asyncio.create_task(archive.progress("ball", seen))
+        look = asyncio.create_task(archive.progress("ball", group_id, seen))
         await asyncio.sleep(0.02)
         assert not look.done()
         client.groups[0].samples[1].steps_done = 3
@@ -201,7 +201,7 @@ def test_progress_is_told_as_soon_as_it_differs() -> None:
             (0, "running"),
             (3, "running"),
         ]
-        look = asyncio.create_task(archive.progress("ball", seen))
+        look = asyncio.create_task(archive.progress("ball", group_id, seen))
         await asyncio.sleep(0)
         client.settle(-1, None, NON_FINITE)
         assert [sample["state"] for sample in await look] == ["done", "failed"]

@@ -48,6 +48,7 @@ def test_only_the_prompt_is_required() -> None:
         {"guidance": {"video": 3}, "negative_prompt": "", "transition": {"audio": ODE}},
         {"sigmas": [1, 0.5], "stochastic_steps": [1, 0], "return_steps": [2]},
         {"metadata": {"a": [1, None, {"b": "ü"}]}, "request_id": "a.b-c_1", "seed": 2**63 - 1},
+        {"request_id": "-_.."},
     ],
 )
 def test_a_request_survives_its_dump_and_its_json(fields: dict[str, Any]) -> None:

@@ -53,9 +53,9 @@ class FakeArchive:
     async def submit(self, request: dict[str, Any], *, from_http: bool = True) -> Submitted:
         self.asked.append(request)
         resolved = resolve(request, ltx23_card())
-        return {"id": "mine", "request": resolved.model_dump(mode="json")}
+        return {"id": "mine", "group_id": "g", "request": resolved.model_dump(mode="json")}
 
-    async def wait(self, id: str) -> Settled:
+    async def wait(self, id: str, group_id: str | None = None) -> Settled:
         self.waiting += 1
         try:
             await self.hold.wait()
@@ -87,7 +87,9 @@ class FakeArchive:
     async def find(self, id: str) -> Submitted:
         raise AssertionError
 
-    async def progress(self, id: str, seen: list[SampleProgress] | None) -> list[SampleProgress]:
+    async def progress(
+        self, id: str, group_id: str, seen: list[SampleProgress] | None
+    ) -> list[SampleProgress]:
         raise AssertionError
 
     async def cancel(self, id: str) -> None:

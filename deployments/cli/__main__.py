@@ -10,36 +10,36 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import httpx
 
-from deployments.cli.http import DONE, STOPPED, TOKEN_VARIABLE, Api, Failure
+from deployments.cli.http import DONE, STOPPED, TOKEN_VARIABLE, USAGE, Api, Failure
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def main(argv: Sequence[str] | None = None, transport: "httpx.BaseTransport | None" = None) -> int:
     """Run a command; returns the exit code. ``transport``: another way than the network, for tests."""
-    args = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    in_json = "--json" in argv
     try:
-        return _run(args, transport)
+        return _run(_parser().parse_args(argv), transport)
     except Failure as failure:
-        return _told(failure, args)
+        return _told(failure, in_json)
     except KeyboardInterrupt:
-        print("stopped; nobody waits for it any more, so the app stops too", file=sys.stderr)
-        return STOPPED
+        text = "stopped; nobody waits for it any more, so the app stops too"
+        return _told(Failure(text, STOPPED), in_json)
     except BrokenPipeError:
         # Who read our answer has seen enough; the interpreter must not try to write the rest when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except OSError as error:
-        return _told(Failure(f"a file cannot be written: {error}"), args)
+        return _told(Failure(f"a file cannot be written: {error}"), in_json)
     except Exception as error:
-        return _told(
-            Failure(f"the answer was not understood ({error!r}); is the app of another release?"), args
-        )
+        text = f"the answer was not understood ({error!r}); is the app of another release?"
+        return _told(Failure(text), in_json)
 
 
 def _run(args: Namespace, transport: "httpx.BaseTransport | None") -> int:
@@ -58,16 +58,28 @@ def _run(args: Namespace, transport: "httpx.BaseTransport | None") -> int:
         return (rollout.generate if args.command == "generate" else rollout.rollout)(args, api)
 
 
-def _told(failure: Failure, args: Namespace) -> int:
-    if args.json:
-        print(json.dumps({"error": {"message": failure.message, **(failure.problem or {})}}))
+def _told(failure: Failure, in_json: bool) -> int:
+    if in_json:
+        error = {"message": failure.message, **(failure.problem or {})}
+        print(json.dumps({**failure.done, "error": error}))
     else:
         print(f"error: {failure.message}", file=sys.stderr)
     return failure.code
 
 
+class _Parser(ArgumentParser):
+    """Tells what is wrong with a command line as every other failure is told, after the usage."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        raise Failure(message, USAGE)
+
+
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
+    parser = _Parser(
         prog="python -m deployments.cli",
         description="Rollouts of LTX-2.3 from a running app.",
         epilog=f"Exit codes: 0 done, 1 failed, 2 asked in a way that cannot be answered, 3 no app at the address. "
@@ -128,4 +140,6 @@ def _add_request(parser: ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
+    # Names of files need not be text.
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     sys.exit(main())

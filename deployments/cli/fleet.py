@@ -15,16 +15,17 @@ DIGITS = 12
 def weights(args: Namespace, api: Api) -> int:
     """The policy's version, and every replica's version, digest and state."""
     fleet = api.read("/v1/weights")
-    if args.json:
-        print(json.dumps(fleet))
-        return DONE
     control = fleet["control"]
     kept = ", ".join(map(str, fleet["kept_versions"])) or "none"
-    print(f"policy version {control['version']}, {control['run']}; kept: {kept}")
+    lines = [f"policy version {control['version']}, {control['run']}; kept: {kept}"]
     if fleet["replicas"]:
-        print(lined_up([HEADER, *[_line(replica) for replica in fleet["replicas"]]]))
-    for found in fleet["distrusted"]:
-        print(f"not to be trusted: {len(found['sample_ids'])} samples of {found['replica_id']}")
+        lines.append(lined_up([HEADER, *[_line(replica) for replica in fleet["replicas"]]]))
+    lines += [
+        f"not to be trusted: {len(found['sample_ids'])} samples of {found['replica_id']}"
+        for found in fleet["distrusted"]
+    ]
+    # What cannot be shown is no answer of this app, in JSON either.
+    print(json.dumps(fleet) if args.json else "\n".join(lines))
     return DONE
 
 

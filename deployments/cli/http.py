@@ -1,4 +1,4 @@
-"""The command line's way to a running app: requests over HTTP, events as they come, and files that are whole or not there.
+"""The command line's way to a running app: requests over HTTP, events as they come, and files.
 
 Every failure is a `Failure`, with the words for a person, the exit code and the app's own problem details.
 """
@@ -24,11 +24,17 @@ FILE_S = 600.0
 
 
 class Failure(Exception):
-    """Told to the caller as one line, without a traceback."""
+    """Told to the caller as one line, without a traceback; for machines beside ``done``, what was done all the same."""
 
-    def __init__(self, message: str, code: int = FAILED, problem: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        code: int = FAILED,
+        problem: dict[str, Any] | None = None,
+        done: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.message, self.code, self.problem = message, code, problem
+        self.message, self.code, self.problem, self.done = message, code, problem, done or {}
 
 
 class Api:
@@ -38,13 +44,16 @@ class Api:
         """``transport``: another way than the network, for tests. Raises Failure for what is no address."""
         self.url = url.rstrip("/")
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
+        if not (token.isascii() and token.isprintable()):
+            rule = "must be printable ASCII characters on one line"
+            raise Failure(f"{TOKEN_VARIABLE} {rule}; set it to the token of the app alone", USAGE)
         try:
             self._origin = httpx.URL(self.url)
             if self._origin.scheme not in ("http", "https") or not self._origin.host:
                 raise httpx.InvalidURL("it must begin with http:// or https:// and a host")
-            headers = httpx.Headers({"Authorization": f"Bearer {token}"} if token else {})
-        except (httpx.InvalidURL, UnicodeEncodeError) as error:
-            raise Failure(f"--url {url!r} or {TOKEN_VARIABLE} cannot be used: {error}", USAGE) from None
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise Failure(f"--url {url!r} cannot be used: {error}", USAGE) from None
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
         timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
         self._http = httpx.Client(headers=headers, timeout=timeout, transport=transport)
 
@@ -60,31 +69,34 @@ class Api:
             return _json(self._good(self._http.get(f"{self.url}{path}")))
 
     def events(self, path: str, body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Name and data of each event that the app answers ``body`` with. Closing the iterator hangs up."""
-        headers = {"Accept": "text/event-stream"}
+        """Name and data of each event that the app answers ``body`` with. Closing the iterator hangs up.
+
+        Raises Failure for what JSON cannot hold.
+        """
+        headers = {"Accept": "text/event-stream", "Content-Type": "application/json"}
+        try:
+            content = json.dumps(body, allow_nan=False).encode()
+        except (ValueError, RecursionError) as error:
+            raise Failure(f"the request must be JSON: {error}; numbers must be finite", USAGE) from None
         with (
             self._talking(),
-            self._http.stream("POST", f"{self.url}{path}", json=body, headers=headers) as answer,
+            self._http.stream("POST", f"{self.url}{path}", content=content, headers=headers) as answer,
         ):
             if not answer.is_success:
                 answer.read()
             yield from _events(self._good(answer))
 
     def download(self, link: str, path: Path) -> int:
-        """Put what is at ``link``, a path on the app's host, into a file; returns its bytes.
-
-        It is written under another name and renamed when it is whole.
-        """
+        """Put what is at ``link``, a path on the app's host, into a file; returns its bytes."""
         address = self._origin.copy_with(raw_path=link.encode())
         with (
             self._talking(),
-            whole_file(path) as part,
             self._http.stream("GET", address, timeout=httpx.Timeout(FILE_S, connect=CONNECT_S)) as answer,
         ):
             if not answer.is_success:
                 answer.read()
             self._good(answer)
-            with part.open("wb") as file:
+            with path.open("wb") as file:
                 return sum(file.write(piece) for piece in answer.iter_bytes())
 
     def _good(self, answer: httpx.Response) -> httpx.Response:
@@ -116,19 +128,6 @@ def failure_of(problem: dict[str, Any]) -> Failure:
     """The failure that problem details tell of."""
     usage = problem.get("code") == "invalid_request"
     return Failure(str(problem.get("detail") or problem.get("rule")), USAGE if usage else FAILED, problem)
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` to write to. What is there takes its place when the block ends well, and is removed when it
-    does not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _events(answer: httpx.Response) -> Iterator[tuple[str, Any]]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from deployments.cli.http import DONE, USAGE, Failure, whole_file
-from deployments.cli.rollout import MANIFEST
+from deployments.cli.files import whole_file
+from deployments.cli.http import DONE, USAGE, Failure
+from deployments.cli.run_folder import MANIFEST, is_own
 from deployments.cli.table import lined_up
 
 PICTURE = "log-probs.png"
@@ -20,49 +21,50 @@ def inspect(args: Namespace) -> int:
     """Print the samples' numbers, and draw their log-probs into the folder."""
     folder = Path(args.folder)
     manifest = _manifest(folder)
-    tables = [
-        _read(folder / names["trajectory"]) for names in manifest["files"]["samples"] if "trajectory" in names
-    ]
-    rows_of = {_sample_index(table): table.num_rows for table in tables}
-    samples = [_numbers(sample, rows_of) for sample in manifest["samples"]]
-    picture = None if args.no_png or not tables else _draw(tables, folder / PICTURE)
-    request = manifest["request"]
-    if args.json:
-        told = {
-            "request_id": manifest["request_id"],
-            "request": request,
-            "samples": samples,
-            "picture": picture,
-        }
-        print(json.dumps(told))
-        return DONE
-    print(f"{request['prompt']!r}, seed {request['seed']}, {request['num_inference_steps']} steps")
-    print(lined_up([HEADER, *[_line(sample) for sample in samples]]))
-    if picture is not None:
+    try:
+        tables = [_table(folder, names["trajectory"]) for names in _with_trajectory(manifest)]
+        rows_of = {_sample_index(table): table.num_rows for table in tables}
+        request, samples = manifest["request"], [_numbers(each, rows_of) for each in manifest["samples"]]
+        told = {"request_id": manifest["request_id"], "request": request, "samples": samples}
+        head = f"{request['prompt']!r}, seed {request['seed']}, {request['num_inference_steps']} steps"
+        lines = lined_up([HEADER, *map(_line, samples)])
+        picture = None if args.no_png or not tables else _draw(tables, folder / PICTURE)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(folder, error) from None
+    print(json.dumps({**told, "picture": picture}) if args.json else f"{head}\n{lines}")
+    if picture is not None and not args.json:
         print(picture)
     return DONE
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def _manifest(folder: Path) -> Any:
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text())
-        manifest["files"]["samples"], manifest["request"]["prompt"], manifest["samples"]
-    except FileNotFoundError:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
         raise Failure(f"{path} is not there; name a folder that `rollout --out` wrote", USAGE) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Failure(f"{path} cannot be read: {error!r}") from None
-    assert isinstance(manifest, dict)
-    return manifest
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, error) from None
 
 
-def _read(path: Path) -> pa.Table:
-    """The table, mapped from disk."""
+def _with_trajectory(manifest: Any) -> list[dict[str, Any]]:
+    return [names for names in manifest["files"]["samples"] if "trajectory" in names]
+
+
+def _table(folder: Path, name: object) -> pa.Table:
+    """The table of a file in the folder, mapped from disk."""
+    if not is_own(name):
+        raise Failure(f"{folder / MANIFEST} names {name!r}, which is no file of a rollout", USAGE)
+    path = folder / str(name)
     try:
         with pa.memory_map(str(path)) as file:
             return pa.ipc.open_stream(file).read_all()
     except (OSError, pa.ArrowInvalid) as error:
-        raise Failure(f"{path} cannot be read: {error}; fetch it again") from None
+        raise _damaged(path, error) from None
+
+
+def _damaged(place: Path, error: Exception) -> Failure:
+    return Failure(f"{place} cannot be read, it is damaged or no rollout: {error!r}; fetch it again", USAGE)
 
 
 def _sample_index(table: pa.Table) -> int:

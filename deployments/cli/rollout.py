@@ -1,6 +1,6 @@
 """`generate` and `rollout`: a request is sent, its steps are shown as they are done, and its files are fetched.
 
-A folder of a rollout is whole when its manifest.json is there: it is written last.
+What is there already stays as it is until all that takes its place has come.
 """
 
 import json
@@ -12,11 +12,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from deployments.cli.http import DONE, FAILED, USAGE, Api, Failure, failure_of, whole_file
+from deployments.cli.files import is_there, stage_in, whole_file
+from deployments.cli.http import DONE, FAILED, USAGE, Api, Failure, failure_of
+from deployments.cli.run_folder import CONDITIONING, MANIFEST, SUFFIXES, move_in, refuse_taken, sample_file
 
 ROLLOUTS = "/v1/rollouts"
-MANIFEST = "manifest.json"
-CONDITIONING = "conditioning.arrows"
 OPTIONS = (
     "negative_prompt",
     "seed",
@@ -33,13 +33,18 @@ OPTIONS = (
 def generate(args: Namespace, api: Api) -> int:
     """What a user would watch, as an MP4."""
     output = Path(args.output)
-    _refuse(output, output, args.force)
+    if is_there(output):
+        if output.is_dir():
+            raise Failure(f"{output} is a folder; name a file", USAGE)
+        if not args.force:
+            raise Failure(f"{output} is there already; choose another place, or add --force", USAGE)
     request = _request(args, {"mode": "generate", "num_samples": 1, "trajectory": False, "media": True})
-    summary = _sampled(api, request, quiet=args.json)
-    (sample,) = summary["samples"]
-    if sample["problem"] is not None:
-        raise failure_of(sample["problem"])
-    num_bytes = api.download(sample["links"]["mp4"], output)
+    with whole_file(output) as part:
+        summary = _sampled(api, request, quiet=args.json)
+        (sample,) = summary["samples"]
+        if sample["problem"] is not None:
+            raise failure_of(sample["problem"])
+        num_bytes = api.download(sample["links"]["mp4"], part)
     told = {
         "request_id": summary["request_id"],
         "seed": sample["seed"],
@@ -55,21 +60,23 @@ def generate(args: Namespace, api: Api) -> int:
 def rollout(args: Namespace, api: Api) -> int:
     """A group: an Arrow file per sample, the conditioning, a manifest; with --media an MP4 per sample."""
     folder = Path(args.out)
-    _refuse(folder, folder / MANIFEST, args.force)
+    refuse_taken(folder, force=args.force)
     request = _request(args, {"num_samples": args.group, "media": args.media})
-    summary = _sampled(api, request, quiet=args.json)
-    _clear(folder)
-    files = _fetch(api, summary, folder, quiet=args.json)
-    manifest = {**summary, "files": files}
-    with whole_file(folder / MANIFEST) as part:
-        part.write_text(json.dumps(manifest, indent=2) + "\n")
+    with stage_in(folder) as stage:
+        summary = _sampled(api, request, quiet=args.json)
+        files = _fetch(api, summary, stage, quiet=args.json)
+        (stage / MANIFEST).write_text(json.dumps({**summary, "files": files}, indent=2) + "\n")
+        move_in(stage, folder)
     failed = [sample for sample in summary["samples"] if sample["problem"] is not None]
     told = {"request_id": summary["request_id"], "folder": str(folder), "num_failed": len(failed), **files}
     text = f"{folder}: {len(files['samples'])} of {len(summary['samples'])} samples, seed {summary['request']['seed']}"
-    print(json.dumps(told) if args.json else text)
     if failed:
-        failure = failure_of(failed[0]["problem"])
-        raise Failure(f"{len(failed)} samples failed, the first: {failure.message}", FAILED, failure.problem)
+        if not args.json:
+            print(text)
+        problem = failed[0]["problem"]
+        first = failure_of(problem).message
+        raise Failure(f"{len(failed)} samples failed, the first: {first}", FAILED, problem, done=told)
+    print(json.dumps(told) if args.json else text)
     return DONE
 
 
@@ -89,28 +96,11 @@ def _further(text: str | None) -> dict[str, Any]:
         return {}
     try:
         fields = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Failure(f"--request cannot be read: {error}", USAGE) from None
     if not isinstance(fields, dict):
         raise Failure(f"--request must be a JSON object, got {text}", USAGE)
     return fields
-
-
-def _refuse(place: Path, file: Path, force: bool) -> None:
-    """Raise Failure where something would be overwritten, or cannot be written at all."""
-    if file.exists() and not force:
-        raise Failure(f"{file} is there already; choose another place, or add --force", USAGE)
-    if place != file and place.exists() and not place.is_dir():
-        raise Failure(f"{place} is not a folder; choose another place", USAGE)
-    if place == file and file.is_dir():
-        raise Failure(f"{file} is a folder; name a file", USAGE)
-
-
-def _clear(folder: Path) -> None:
-    """Take away what an earlier rollout left there, its manifest first."""
-    for pattern in (MANIFEST, CONDITIONING, "sample-*.arrows", "sample-*.mp4"):
-        for file in folder.glob(pattern):
-            file.unlink()
 
 
 def _sampled(api: Api, request: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
@@ -137,19 +127,19 @@ def _sampled(api: Api, request: dict[str, Any], *, quiet: bool) -> dict[str, Any
 def _fetch(api: Api, summary: dict[str, Any], folder: Path, *, quiet: bool) -> dict[str, Any]:
     """Download the parts; returns their names in the folder."""
     samples: list[dict[str, Any]] = []
-    wanted = [sample for sample in summary["samples"] if sample["problem"] is None]
+    # By their place in the group: no word of the server's becomes a file's name.
+    wanted = [(index, sample) for index, sample in enumerate(summary["samples"]) if sample["problem"] is None]
     conditioning = summary["links"]["conditioning"]
     with _bar("file", quiet, total=len(wanted) + 1) as bar:
         if conditioning is not None:
             api.download(conditioning, folder / CONDITIONING)
         bar.update()
-        for sample in wanted:
-            index, links = sample["sample_index"], sample["links"]
+        for index, sample in wanted:
             names: dict[str, Any] = {"sample_index": index}
-            for kind, suffix in (("trajectory", "arrows"), ("mp4", "mp4")):
-                if links[kind] is not None:
-                    names[kind] = f"sample-{index}.{suffix}"
-                    api.download(links[kind], folder / names[kind])
+            for kind in SUFFIXES:
+                if sample["links"][kind] is not None:
+                    names[kind] = sample_file(index, kind)
+                    api.download(sample["links"][kind], folder / names[kind])
             samples.append(names)
             bar.update()
     return {"conditioning": CONDITIONING if conditioning is not None else None, "samples": samples}

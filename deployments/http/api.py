@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from configs.settings import HttpSettings
 from deployments.http.body_limit import BodyLimit
+from deployments.http.origin import OwnPages
 from deployments.http.problems import describe_problems, responses, tell_problems
 from deployments.http.rollouts import rollout_router
 from deployments.http.token import OPEN_PATH, BearerToken, read_token
@@ -37,6 +38,7 @@ def http_app(
     app = FastAPI(
         title="ltx-rollout",
         description="Reinforcement-learning rollouts of LTX-2.3. Ad-hoc requests; trainers use RolloutClient.",
+        redirect_slashes=False,
     )
     tell_problems(app)
     app.include_router(rollout_router(archive, settings))
@@ -48,6 +50,7 @@ def http_app(
         """The policy's version, and each replica's: version, digest of its weights, whether it runs."""
         return await fleet()
 
+    @app.head(OPEN_PATH, include_in_schema=False)
     @app.get(OPEN_PATH, responses=responses(401))
     async def health() -> dict[str, str]:
         """Answers when the app takes requests. Needs no token."""
@@ -55,9 +58,11 @@ def http_app(
 
     describe_problems(app)
     # The last one is the first that a request comes to.
-    app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
+    max_body_bytes, body_timeout_s = settings.max_body_bytes, settings.body_timeout_s
+    app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes, body_timeout_s=body_timeout_s)
     if token is not None:
         app.add_middleware(BearerToken, token=token)
+    app.add_middleware(OwnPages, origins=settings.cors_origins)
     if settings.cors_origins:
         allowed: dict[str, Any] = {"allow_methods": ["GET", "POST", "DELETE"], "allow_headers": ["*"]}
         origins = list(settings.cors_origins)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 from fastapi import Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from deployments.http.problems import Refusal
 from schemas.errors import invalid
@@ -54,8 +54,8 @@ def arrow_answer(parts: Sequence[memoryview], name: str, headers: dict[str, str]
 
 def media_answer(
     request: Request, encoded: Encoded, media_type: str, name: str, headers: dict[str, str]
-) -> StreamingResponse:
-    """A file, or the range of it that is asked for. Raises Refusal (416) for one that it does not have."""
+) -> Response:
+    """A file, or the range of it that is asked for; for HEAD its headers. Raises Refusal (416) for one that it does not have."""
     size, content = len(encoded.content), memoryview(encoded.content)
     found = _range(request, encoded.etag, size)
     headers = {
@@ -70,6 +70,8 @@ def media_answer(
         headers["Content-Range"] = f"bytes {first}-{last}/{size}"
     headers["Content-Length"] = str(len(content))
     status = 200 if found is None else 206
+    if request.method == "HEAD":
+        return Response(status_code=status, media_type=media_type, headers=headers)
     return StreamingResponse(_pieces([content]), status_code=status, media_type=media_type, headers=headers)
 
 
@@ -90,7 +92,7 @@ def _range(request: Request, etag: str, size: int) -> tuple[int, int] | None:
     if asked is None or not is_same or not any(asked.groups()):
         return None
     # Numbers of more digits than any file has bytes; int() refuses thousands of them.
-    first, last = (int(number[:19]) if number else None for number in asked.groups())
+    first, last = (int(number.lstrip("0")[:19] or 0) if number else None for number in asked.groups())
     if first is None:
         assert last is not None
         first, last = (max(0, size - last), size - 1) if last else (size, size)

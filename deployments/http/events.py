@@ -5,8 +5,12 @@ Who listens waits for the rollout: when the stream is closed, so is the wait.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
+
+from anyio import CancelScope
+from fastapi.responses import StreamingResponse
+from starlette.types import Send
 
 from deployments.http.problems import problem_of_any, status_of
 from deployments.kept.api import Archive, SampleProgress, Settled, Submitted
@@ -20,18 +24,34 @@ QUIET = b": still at it\n\n"
 """A comment, when there is nothing to tell, so that nothing on the way takes the stream for dead."""
 
 
+class EventStream(StreamingResponse):
+    """Events as an answer, whose source is closed however the answer ends: when the caller goes while a piece is on its way,
+    too."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+        super().__init__(events, media_type=EVENTS_TYPE, headers={**headers, **HEADERS})
+        self._events = events
+
+    async def stream_response(self, send: Send) -> None:
+        try:
+            await super().stream_response(send)
+        finally:
+            with CancelScope(shield=True):
+                await self._events.aclose()
+
+
 async def rollout_events(
     archive: Archive,
     submitted: Submitted,
     summary: Callable[[Settled], Awaitable[RolloutSummary]],
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """The stream of one rollout. ``summary`` raises a Problem when no sample was done."""
-    id, seen = submitted["id"], None
-    waiting = asyncio.ensure_future(archive.wait(id))
+    id, group_id, seen = submitted["id"], submitted["group_id"], None
+    waiting = asyncio.ensure_future(archive.wait(id, group_id))
     try:
         yield _event("started", {"request_id": id, "request": submitted["request"]})
         while not waiting.done():
-            look = asyncio.ensure_future(archive.progress(id, seen))
+            look = asyncio.ensure_future(archive.progress(id, group_id, seen))
             try:
                 await asyncio.wait({waiting, look}, return_when=asyncio.FIRST_COMPLETED)
             finally:

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from schemas.errors import Code, Problem, invalid, problem_of_validation_error
 from schemas.problem_details import ProblemDetails
@@ -36,12 +37,15 @@ STATUS_OF_CODE: Mapping[Code, int] = {
 }
 """HTTP status of a Problem; 500 for any other code."""
 RETRY_AFTER_S = 1
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 MEANINGS: Mapping[int, str] = {
     400: "The body cannot be read",
     401: "The token is missing or wrong",
+    403: "Sent by a page of an origin that is not named",
     404: "Nothing is there",
     406: "It cannot be answered in a form that Accept names",
+    408: "The body was not there in time",
     409: "The request_id is taken by another request",
     410: "Deleted, given up, or not kept any more",
     413: "The body is too long",
@@ -51,7 +55,7 @@ MEANINGS: Mapping[int, str] = {
     503: "Full or halted, or a replica died: try again",
     504: "Not done by its deadline",
 }
-ANYWHERE = (401, 413, 422, 500, 503, 504)
+ANYWHERE = (401, 403, 408, 413, 422, 500, 503, 504)
 """Statuses that any route under /v1 may answer with."""
 
 
@@ -113,8 +117,13 @@ def tell_problems(app: FastAPI) -> None:
 
     async def tell_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        problem = error.problem if isinstance(error, Refusal) else _of_http(request, error)
-        return answer(problem, error.status_code, error.headers)
+        if isinstance(error, Refusal):
+            return answer(error.problem, error.status_code, error.headers)
+        headers = {**(error.headers or {})}
+        if error.status_code == 405:
+            # Starlette names those of the first route at the path alone.
+            headers["Allow"] = ", ".join(_methods_at(request))
+        return answer(_of_http(request, error, headers), error.status_code, headers)
 
     # By kind, since what is handled for Exception itself is raised again by Starlette, into the log.
     for kind in (ValueError, LookupError, TimeoutError, RuntimeError, Exception):
@@ -146,7 +155,17 @@ def describe_problems(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _of_http(request: Request, error: HTTPException) -> Problem:
+def _methods_at(request: Request) -> list[str]:
+    """The methods that lead somewhere at the request's path."""
+
+    def leads(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    return [method for method in METHODS if leads(method)]
+
+
+def _of_http(request: Request, error: HTTPException, headers: Mapping[str, str]) -> Problem:
     path, method = request.url.path, request.method
     match error.status_code:
         case 404:
@@ -158,8 +177,9 @@ def _of_http(request: Request, error: HTTPException) -> Problem:
                 remedy="/docs lists what there is",
             )
         case 405:
-            allowed = (error.headers or {}).get("Allow", "")
-            return invalid("method", method, f"must be {allowed} at {path}", "/docs lists what there is")
+            return invalid(
+                "method", method, f"must be one of {headers['Allow']} at {path}", "/docs lists what there is"
+            )
         case status:
             reason = str(error.detail or HTTPStatus(status).phrase)
             return invalid("body", None, f"cannot be read: {reason}", "send JSON in UTF-8")

@@ -6,13 +6,13 @@ A rollout that is under way is waited for, wherever it is asked for.
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 
 from configs.settings import HttpSettings
 from deployments.http.accept import chosen
 from deployments.http.bodies import ARROW_TYPE, arrow_answer, media_answer
 from deployments.http.encoder import Encoder
-from deployments.http.events import EVENTS_TYPE, HEADERS, rollout_events
+from deployments.http.events import EVENTS_TYPE, EventStream, rollout_events
 from deployments.http.parts import (
     MP4,
     PNG,
@@ -72,9 +72,8 @@ def rollout_router(archive: Archive, settings: HttpSettings) -> APIRouter:
             return await summarize(some_done(settled), root)
 
         if form == EVENTS_TYPE:
-            events = rollout_events(archive, submitted, summary)
-            return StreamingResponse(events, media_type=EVENTS_TYPE, headers={**headers, **HEADERS})
-        settled = some_done(await archive.wait(id))
+            return EventStream(rollout_events(archive, submitted, summary), headers)
+        settled = some_done(await archive.wait(id, submitted["group_id"]))
         if form == MP4:
             return media_answer(http, await media.mp4(settled, 0), MP4, f"{id}-0.mp4", headers)
         if form == ARROW_TYPE:
@@ -128,18 +127,21 @@ def rollout_router(archive: Archive, settings: HttpSettings) -> APIRouter:
         settled = await found(http, id, ARROW_TYPE)
         return arrow_answer(await trajectory_parts(settled, sample), f"{settled['id']}-{sample}.arrows", {})
 
+    @router.head("/{id}/samples/{sample}/media.mp4", include_in_schema=False)
     @router.get("/{id}/samples/{sample}/media.mp4", responses=_ranged(MP4))
     async def read_mp4(id: Id, sample: Sample, http: Request) -> Response:
         """Picture and sound of one sample: H.264 and AAC. In ranges, too."""
         settled = await found(http, id, MP4)
         return media_answer(http, await media.mp4(settled, sample), MP4, f"{settled['id']}-{sample}.mp4", {})
 
+    @router.head("/{id}/samples/{sample}/audio.wav", include_in_schema=False)
     @router.get("/{id}/samples/{sample}/audio.wav", responses=_ranged(WAV))
     async def read_wav(id: Id, sample: Sample, http: Request) -> Response:
         """The sound of one sample as it was made: 32-bit float samples. In ranges, too."""
         settled = await found(http, id, WAV)
         return media_answer(http, await media.wav(settled, sample), WAV, f"{settled['id']}-{sample}.wav", {})
 
+    @router.head("/{id}/samples/{sample}/frames/{frame}.png", include_in_schema=False)
     @router.get("/{id}/samples/{sample}/frames/{frame}.png", responses=_ranged(PNG))
     async def read_frame(id: Id, sample: Sample, frame: Frame, http: Request) -> Response:
         """One frame of a sample, pixel by pixel."""

@@ -32,7 +32,11 @@ def read_token(settings: HttpSettings) -> str | None:
             "set it where the ingress runs",
         )
         raise invalid(setting, name, rule, remedy).exception()
-    return token.strip()
+    token = token.strip()
+    if not (token.isascii() and token.isprintable()):
+        rule = "must lead to a token of printable ASCII characters on one line: a header holds no others for sure"
+        raise invalid(setting, name, rule, "make another token").exception()
+    return token
 
 
 class BearerToken:

@@ -11,6 +11,8 @@ class Submitted(TypedDict):
 
     id: str
     """The request_id; drawn where none was given."""
+    group_id: str
+    """Tells it from another rollout under the same id, earlier or later."""
     request: dict[str, Any]
     """The request as it is sampled, every default filled in."""
 
@@ -33,7 +35,7 @@ class Settled(TypedDict):
 
     id: str
     group_id: str
-    """Tells it from another rollout under the same id, earlier or later."""
+    """As in `Submitted`."""
     request: dict[str, Any]
     policy_version: int | None
     """None where the samples may be of different versions, and where none was begun."""
@@ -76,11 +78,18 @@ class Archive(Protocol):
         """The rollout that is under way or kept under an id."""
         ...
 
-    async def wait(self, id: str) -> Settled:
-        """The rollout, once it is settled. When the last of those who wait is cancelled, the rollout is."""
+    async def wait(self, id: str, group_id: str | None = None) -> Settled:
+        """The rollout, once it is settled. When the last of those who wait is cancelled, the rollout is, unless another
+        caller was told of it a moment ago.
+
+        ``group_id``: of the rollout that was submitted or found; another one under its id is ``gone``. None: the one that
+        is there.
+        """
         ...
 
-    async def progress(self, id: str, seen: list[SampleProgress] | None) -> list[SampleProgress]:
+    async def progress(
+        self, id: str, group_id: str, seen: list[SampleProgress] | None
+    ) -> list[SampleProgress]:
         """How far its samples are, as soon as that differs from ``seen``, or after a while. Does not count as waiting."""
         ...
 

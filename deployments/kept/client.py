@@ -21,11 +21,13 @@ class ArchiveClient:
     async def find(self, id: str) -> Submitted:
         return cast(Submitted, await self._call("find", id))
 
-    async def wait(self, id: str) -> Settled:
-        return cast(Settled, await self._call("wait", id))
+    async def wait(self, id: str, group_id: str | None = None) -> Settled:
+        return cast(Settled, await self._call("wait", id, group_id))
 
-    async def progress(self, id: str, seen: list[SampleProgress] | None) -> list[SampleProgress]:
-        return cast(list[SampleProgress], await self._call("progress", id, seen))
+    async def progress(
+        self, id: str, group_id: str, seen: list[SampleProgress] | None
+    ) -> list[SampleProgress]:
+        return cast(list[SampleProgress], await self._call("progress", id, group_id, seen))
 
     async def cancel(self, id: str) -> None:
         await self._call("cancel", id)

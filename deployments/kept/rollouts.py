@@ -1,6 +1,7 @@
 """Samples rollouts for ad-hoc callers and keeps them under their request_id, over a RolloutClient.
 
-It holds refs, never tables. Somebody must wait for a rollout: when the last of those who do hangs up, it is given up.
+It holds refs, never tables. Somebody must wait for a rollout: when the last of those who do hangs up, and nobody was told
+of it a moment ago and is on the way, it is given up.
 Confined to one event loop; it knows no deployments.
 """
 
@@ -14,7 +15,7 @@ from configs.settings import HttpSettings
 from deployments.calls import size_of
 from deployments.group import RolloutGroup, RolloutSample
 from deployments.kept.api import SampleProgress, Settled, Submitted
-from deployments.kept.shelf import Shelf
+from deployments.kept.shelf import Shelf, gone
 from schemas.card import ModelCard
 from schemas.errors import Problem
 from schemas.resolve import resolve
@@ -22,7 +23,7 @@ from schemas.resolve import resolve
 logger = logging.getLogger("ray.serve")
 
 UNATTENDED_S = 10.0
-"""How long a rollout may run before somebody waits for it."""
+"""How long a caller who was told of a rollout may take to wait for it."""
 POLL_S = 5.0
 """Longest time until progress is told that there is none."""
 GLANCE_S = 0.1
@@ -38,12 +39,26 @@ class Rollout:
         self.group = group
         self.from_http = from_http
         self.num_waiting = 0
-        self.begun = time.monotonic()
+        self._num_expected, self._expected_since = 0, 0.0
         self.answer: asyncio.Future[Settled] = asyncio.get_running_loop().create_future()
 
     @property
     def id(self) -> str:
         return self.group.request_id
+
+    def expect(self) -> None:
+        """A caller is told of it, and will wait for it."""
+        self._num_expected, self._expected_since = self._num_expected + 1, time.monotonic()
+
+    def come(self) -> None:
+        """One of those who were told of it begins to wait."""
+        self._num_expected = max(0, self._num_expected - 1)
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether somebody waits for it, or was told of it a moment ago and is on the way."""
+        is_expected = self._num_expected > 0 and time.monotonic() - self._expected_since < UNATTENDED_S
+        return self.num_waiting > 0 or is_expected
 
     @property
     def has_failed(self) -> bool:
@@ -75,26 +90,30 @@ class KeptRollouts:
             if from_http:
                 self._refuse_when_full()
             rollout = self._begin(self._client.submit(request), from_http)
-        return _submitted(rollout)
+        return _told_of(rollout)
 
     async def find(self, id: str) -> Submitted:
         """A rollout that is there."""
-        return _submitted(self._shelf.find(id))
+        return _told_of(self._shelf.find(id))
 
-    async def wait(self, id: str) -> Settled:
+    async def wait(self, id: str, group_id: str | None = None) -> Settled:
         """A rollout once it is settled."""
-        rollout = self._shelf.find(id)
+        rollout = self._found(id, group_id)
+        if group_id is not None:
+            rollout.come()
         rollout.num_waiting += 1
         try:
             return await asyncio.shield(rollout.answer)
         finally:
             rollout.num_waiting -= 1
-            if rollout.num_waiting == 0 and not rollout.answer.done():
+            if not rollout.is_attended and not rollout.answer.done():
                 self._give_up(rollout)
 
-    async def progress(self, id: str, seen: list[SampleProgress] | None) -> list[SampleProgress]:
+    async def progress(
+        self, id: str, group_id: str, seen: list[SampleProgress] | None
+    ) -> list[SampleProgress]:
         """How far a rollout is, once that is not ``seen``."""
-        rollout = self._shelf.find(id)
+        rollout = self._found(id, group_id)
         end = time.monotonic() + POLL_S
         while (now := _progress(rollout.group)) == seen and time.monotonic() < end:
             await asyncio.wait([rollout.answer], timeout=GLANCE_S)
@@ -109,7 +128,7 @@ class KeptRollouts:
     async def rollout(self, request: Mapping[str, Any]) -> Settled:
         """Both at once, for callers that have a handle alone. Not bound by the limits of HTTP."""
         submitted = await self.submit(request, from_http=False)
-        return await self.wait(submitted["id"])
+        return await self.wait(submitted["id"], submitted["group_id"])
 
     async def status(self) -> dict[str, int]:
         """What it holds."""
@@ -119,6 +138,13 @@ class KeptRollouts:
             "kept": self._shelf.num_kept,
             "kept_bytes": self._shelf.kept_bytes,
         }
+
+    def _found(self, id: str, group_id: str | None) -> Rollout:
+        """The rollout under an id. Raises LookupError (a Problem), also where it is another one by now."""
+        rollout = self._shelf.find(id)
+        if group_id not in (None, rollout.group.group_id):
+            raise gone(id).exception()
+        return rollout
 
     def _same(self, request: Mapping[str, Any]) -> Rollout | None:
         """The rollout of this very request under its request_id, unless it failed. Raises ValueError (a Problem) where
@@ -162,9 +188,8 @@ class KeptRollouts:
         while True:
             await asyncio.sleep(TEND_S)
             self._shelf.sweep()
-            long_ago = time.monotonic() - UNATTENDED_S
             for rollout in self._shelf.running:
-                if rollout.num_waiting == 0 and rollout.begun < long_ago:
+                if not rollout.is_attended:
                     logger.info("nobody waits for rollout %s; it is given up", rollout.id)
                     self._give_up(rollout)
 
@@ -179,8 +204,11 @@ class KeptRollouts:
             ).exception()
 
 
-def _submitted(rollout: Rollout) -> Submitted:
-    return {"id": rollout.id, "request": rollout.group.request.model_dump(mode="json")}
+def _told_of(rollout: Rollout) -> Submitted:
+    """What a caller is told, who then waits for it."""
+    rollout.expect()
+    group = rollout.group
+    return {"id": rollout.id, "group_id": group.group_id, "request": group.request.model_dump(mode="json")}
 
 
 def _progress(group: RolloutGroup) -> list[SampleProgress]:

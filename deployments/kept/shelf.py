@@ -57,7 +57,7 @@ class Shelf(Generic[R]):
         rollout = self.get(id)
         if rollout is not None:
             return rollout
-        raise (_gone(id) if id in self._gone else _not_found(id)).exception()
+        raise (gone(id) if id in self._gone else _not_found(id)).exception()
 
     def put(self, rollout: R) -> None:
         """A rollout has begun; a settled one under its id makes way."""
@@ -111,7 +111,8 @@ def _not_found(id: str) -> Problem:
     )
 
 
-def _gone(id: str) -> Problem:
+def gone(id: str) -> Problem:
+    """That what an id named is not there any more."""
     return Problem(
         code="gone",
         field="request_id",

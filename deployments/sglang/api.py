@@ -47,7 +47,7 @@ def sglang_router(
             asked = SGLangRequest.of(await read_json(request))
             _refuse_large(asked, max_num_samples)
             submitted = await archive.submit(rollout_request_of(asked))
-            settled = await archive.wait(submitted["id"])
+            settled = await archive.wait(submitted["id"], submitted["group_id"])
             for sample in settled["samples"]:
                 if sample["problem"] is not None:
                     return answer(renamed(Problem(**sample["problem"])))

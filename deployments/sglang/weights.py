@@ -60,7 +60,7 @@ def weight_routes(weights: Weights, weights_root: str | None) -> APIRouter:
     """The routes over ``weights``; paths are read under ``weights_root`` alone, and nowhere where it is None."""
     router = APIRouter(
         responses={
-            **{status: responses()[status] for status in (401, 413)},
+            **{status: responses()[status] for status in (401, 403, 408, 413)},
             **{status: _described(status) for status in (400, 500, 503, 504)},
         }
     )

@@ -1,0 +1,139 @@
+"""Mistakes on the command line: whose they are said to be, and that a machine is always told in one JSON object."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from test_cli import ROOT, Archive, app_of, as_from_a_terminal, canned, files_in, served
+
+from deployments.cli.__main__ import main
+
+SECRET = "s3cret-of-mine"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served(app_of(Archive(keep_bytes=2**40))) as address:
+        yield address
+
+
+def the_object(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_group_that_failed_in_part_is_one_object_with_its_error(
+    url: str, tmp_path: Path, capsys: Any
+) -> None:
+    command = ["rollout", "partly", "--group", "3", "--out", str(tmp_path), "--url", url, "--json"]
+    assert main(command) == 1
+    told = the_object(capsys.readouterr().out)
+    assert told["num_failed"] == 1 and [sample["sample_index"] for sample in told["samples"]] == [0, 2]
+    assert told["error"]["code"] == "non_finite" and "1 samples failed" in told["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--json"],
+        ["status", "--json", "--nope"],
+        ["rollout", "a", "--json"],
+        ["generate", "a", "--json", "--seed", "x"],
+    ],
+)
+def test_a_wrong_command_line_is_one_object(argv: list[str], capsys: Any) -> None:
+    assert main(argv) == 2
+    assert the_object(capsys.readouterr().out)["error"]["message"]
+
+
+def test_ctrl_c_is_one_object(tmp_path: Path) -> None:
+    archive = Archive()
+    with served(app_of(archive)) as address:
+        command = ["rollout", "late", "--out", str(tmp_path), "--url", address, "--json"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "deployments.cli", *command],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=as_from_a_terminal,
+        )
+        while not any(rollout.num_waiting for rollout in archive.shelf.running):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "stopped" in the_object(out)["error"]["message"]
+    assert files_in(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--frame-rate", "nan"],
+        ["--deadline-s", "inf"],
+        ["--request", '{"frame_rate": NaN}'],
+        ["--request", '{"metadata": {"a": [Infinity]}}'],
+        ["--request", "[" * 100_000],
+        ["--request", '{"metadata":' + '{"a":' * 900 + "1" + "}" * 901],
+        ["--request", '{"seed": "\\ud800"}'],
+        ["--negative-prompt", "\udcff"],
+    ],
+)
+def test_what_cannot_be_sent_is_the_callers_mistake(
+    url: str, tmp_path: Path, capsys: Any, options: list[str]
+) -> None:
+    assert main(["generate", "x", "-o", str(tmp_path / "clip.mp4"), "--url", url, *options, "--json"]) == 2
+    message = the_object(capsys.readouterr().out)["error"]["message"]
+    assert "release" not in message and files_in(tmp_path) == set()
+
+
+@pytest.mark.parametrize("token", [f"{SECRET}\nx", f"{SECRET}\x01", f"{SECRET}é", f"{SECRET}\udcff"])
+def test_a_token_that_cannot_be_sent_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, token: str
+) -> None:
+    monkeypatch.setenv("LTX_ROLLOUT_TOKEN", token)
+    assert main(["status"]) == 2
+    out, err = capsys.readouterr()
+    assert "LTX_ROLLOUT_TOKEN must be" in err and SECRET not in out + err
+
+
+@pytest.mark.parametrize("command", ["weights", "status"])
+@pytest.mark.parametrize("answer", [[], {}, 5, False, "x", {"control": 5}, {"control": {"version": 3}}])
+def test_an_answer_of_something_else_is_none(command: str, answer: Any, capsys: Any) -> None:
+    assert main([command, "--json"], canned(httpx.Response(200, json=answer))) == 1
+    assert "another release" in the_object(capsys.readouterr().out)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"\xff",
+        b"[]",
+        b"5",
+        b"[" * 100_000,
+        b'{"files": {"samples": [1]}, "request": {"prompt": 1}, "samples": []}',
+        b'{"files": {"samples": []}, "request": {"prompt": "x"}, "samples": [{}]}',
+        b'{"files": {"samples": []}, "request": {"prompt": "x", "seed": 1, "num_inference_steps": 1}, "samples": [{"timings": 5}]}',
+        b'{"files": {"samples": [{"trajectory": "sample-0.arrows"}]}, "request": {}, "samples": []}',
+    ],
+)
+def test_a_damaged_run_is_told_as_such(tmp_path: Path, manifest: bytes, capsys: Any) -> None:
+    (tmp_path / "manifest.json").write_bytes(manifest)
+    (tmp_path / "sample-0.arrows").write_bytes(b"garbage" * 99)
+    assert main(["inspect", str(tmp_path), "--no-png", "--json"]) == 2
+    message = the_object(capsys.readouterr().out)["error"]["message"]
+    assert "cannot be read" in message and "release" not in message
+
+
+def test_a_file_is_no_folder(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "file").touch()
+    assert main(["inspect", str(tmp_path / "file")]) == 2
+    assert "manifest.json is not there" in capsys.readouterr().err
