@@ -174,12 +174,13 @@ class WeightStore:
         return await self.acknowledged(publication.version, end - time.monotonic())
 
     async def acknowledged(self, version: int, timeout_s: float) -> list[dict[str, Any]]:
-        """Every replica's state once all sample from ``version`` or a newer one, or stand still and will when they go
-        on. Raises TimeoutError (a Problem)."""
+        """Every replica's state once all have ``version`` or a newer one in place, or stand still and will sample from
+        nothing else when they go on. Raises TimeoutError (a Problem)."""
 
         def settled(state: ReplicaState) -> bool:
-            is_ready = state.run != "running" and self._record.now.identity in state.staged
-            return state.version >= version or is_ready
+            now = self._record.now
+            waits = state.run == "asleep" or (state.run == "paused" and now.swap_when == "between_samples")
+            return state.version >= version or (waits and now.identity in state.staged)
 
         return _plain(await self._acknowledged(settled, timeout_s))
 
