@@ -125,8 +125,12 @@ def chunks_of(
     what has no bits to send.
     """
     parts = [tensors] if isinstance(tensors, Mapping) else tensors
+    if not isinstance(parts, Iterable):
+        raise _no_state_dict(parts)
     seen: set[str] = set()
     for part in parts:
+        if not isinstance(part, Mapping):
+            raise _no_state_dict(part)
         chunk: dict[str, StoredTensor] = {}
         num_bytes = 0
         for name, tensor in part.items():
@@ -141,6 +145,11 @@ def chunks_of(
             num_bytes += tensor.nbytes
         if chunk:
             yield chunk
+
+
+def _no_state_dict(given: object) -> Exception:
+    rule = f"must be a state dict or an iterable of parts of one, got {type(given).__name__}"
+    return refused(rule, "send names with their tensors").exception()
 
 
 def _check_sendable(name: str, tensor: object) -> None:

@@ -171,6 +171,11 @@ def test_what_has_no_bits_to_send_is_refused_by_name(value: Any) -> None:
     assert refusal(chunks_of, {"a": torch.zeros(1), "b": value}).field == "tensors.b"
 
 
+@pytest.mark.parametrize("given", [5, ["a"], [torch.zeros(1)]], ids=["number", "names", "tensors"])
+def test_what_is_no_state_dict_is_refused(given: Any) -> None:
+    assert "must be a state dict" in refusal(chunks_of, given).rule
+
+
 # Files
 
 

@@ -36,6 +36,7 @@ STATUS_OF_CODE: Mapping[Code, int] = {
     "deadline_exceeded": 504,
 }
 """HTTP status of a Problem; 500 for any other code."""
+READABLE = "send JSON in UTF-8, not nested by the thousand and without numbers of thousands of digits"
 RETRY_AFTER_S = 1
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
@@ -182,7 +183,7 @@ def _of_http(request: Request, error: HTTPException, headers: Mapping[str, str])
             )
         case status:
             reason = str(error.detail or HTTPStatus(status).phrase)
-            return invalid("body", None, f"cannot be read: {reason}", "send JSON in UTF-8")
+            return invalid("body", None, f"cannot be read: {reason}", READABLE)
 
 
 def _not_json(error: RequestValidationError) -> Problem | None:

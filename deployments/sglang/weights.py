@@ -7,7 +7,9 @@ beside them. What it takes over CUDA's inter-process memory (`update_weights_fro
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -28,8 +30,12 @@ from schemas.sglang_weights import (
 )
 
 A = TypeVar("A")
+T = TypeVar("T")
 
 NOT_FOUND = "not_found"
+WAITS = ThreadPoolExecutor(512, thread_name_prefix="weights")
+"""For calls that wait for the whole fleet, maybe for minutes: as many as an ingress may have requests, so that neither the
+call that would end such a wait nor a look at the fleet stands in line behind it."""
 """That server's answer for a module it does not know."""
 AGREE_S = 2.5
 """Longest wait for replicas to agree: the store may hear last what a replica said before it changed its weights, and
@@ -77,7 +83,7 @@ def weight_routes(weights: Weights, weights_root: str | None) -> APIRouter:
             path = await asyncio.to_thread(weights_under, weights_root, asked.model_path)
             async with in_turn:
                 version = asked.version or await _next_version(weights)
-                states = await asyncio.to_thread(weights.publish_weights, version=version, path=path)
+                states = await _in_the_end(partial(weights.publish_weights, version=version, path=path))
             return WeightsAnswer(
                 success=True,
                 message=f"{_replicas(states)} from version {version}; only the {MODULE} is published",
@@ -110,7 +116,7 @@ def weight_routes(weights: Weights, weights_root: str | None) -> APIRouter:
         """Let running samples end, then move weights to host memory; answers once every replica has. Twice is once."""
 
         async def sleep() -> WeightsAnswer:
-            states = await asyncio.to_thread(weights.sleep)
+            states = await _in_the_end(weights.sleep)
             return WeightsAnswer(success=True, sleeping=True, message=f"{_replicas(states)} asleep")
 
         return await _answered(sleep)
@@ -120,7 +126,7 @@ def weight_routes(weights: Weights, weights_root: str | None) -> APIRouter:
         """Move weights back and sample on. Twice is once."""
 
         async def wake() -> WeightsAnswer:
-            states = await asyncio.to_thread(weights.wake)
+            states = await _in_the_end(weights.wake)
             return WeightsAnswer(success=True, sleeping=False, message=f"{_replicas(states)} awake")
 
         return await _answered(wake)
@@ -191,6 +197,11 @@ async def _agreed(weights: Weights) -> str | Problem:
                 remedy="try again shortly; GET /v1/weights shows each replica",
             )
         await asyncio.sleep(GLANCE_S)
+
+
+async def _in_the_end(call: Callable[[], T]) -> T:
+    """What a call returns that waits for the whole fleet."""
+    return await asyncio.get_running_loop().run_in_executor(WAITS, call)
 
 
 def _replicas(states: list[ReplicaState]) -> str:

@@ -6,10 +6,9 @@ All of it goes to the weight store and needs no request slot of a denoiser. Part
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ray
 from ray.actor import ActorHandle
 
-from deployments.weights.handle import find_store
+from deployments.weights.handle import answer, find_store
 from schemas.control import Fleet, ReplicaState, RunOrder, RunState, When
 from schemas.errors import validated
 
@@ -78,7 +77,7 @@ class WeightControls:
 
     def policy_version(self) -> Fleet:
         """The policy's version, and every replica's version, digest and state."""
-        return Fleet.model_validate(ray.get(self.weight_store.fleet.remote(), timeout=ANSWER_DEADLINE_S))
+        return Fleet.model_validate(answer(self.weight_store.fleet.remote(), ANSWER_DEADLINE_S))
 
     def pause(
         self, *, when: When = "between_samples", timeout_s: float = HALT_DEADLINE_S
@@ -112,4 +111,4 @@ class WeightControls:
     def _set_run(self, run: RunState, when: When, timeout_s: float) -> list[ReplicaState]:
         order = validated(RunOrder, {"run": run, "when": when})
         call = self.weight_store.set_run.remote(order.run, order.when, timeout_s)
-        return [ReplicaState.model_validate(state) for state in ray.get(call, timeout=timeout_s + GRACE_S)]
+        return [ReplicaState.model_validate(state) for state in answer(call, timeout_s + GRACE_S)]

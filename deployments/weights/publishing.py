@@ -14,6 +14,7 @@ import ray
 from ray.actor import ActorHandle
 from torch import Tensor
 
+from deployments.weights.handle import answer
 from pipeline.tensors import dtype_of, name_of
 from pipeline.weight_files import lora_config_of, read_file, specs_of_file
 from pipeline.weights import check_finite, chunks_of, digests_of, specs_of
@@ -47,7 +48,7 @@ def publish(
     end = time.monotonic() + timeout_s
 
     def ask(call: Any, *args: Any) -> Any:
-        return ray.get(call.remote(*args), timeout=max(0.0, end - time.monotonic()) + GRACE_S)
+        return answer(call.remote(*args), max(0.0, end - time.monotonic()) + GRACE_S)
 
     validated(RunOrder, {"run": "running", "when": when})
     if (tensors is None) == (path is None):
@@ -101,13 +102,13 @@ def _send(store: ActorHandle, ticket: str, source: Source) -> None:
         digests = digests_of(chunk)
         specs = {name: spec.model_dump() for name, spec in specs_of(chunk).items()}
         if taking is not None:
-            ray.get(taking, timeout=PART_DEADLINE_S)
+            answer(taking, PART_DEADLINE_S)
         # As an argument of its own it arrives by reference, and is freed here when the store has copied it.
         arrays = ray.put({name: tensor.array for name, tensor in chunk.items()})
         taking = store.add.remote(ticket, specs, digests, arrays)
         del arrays, chunk
     if taking is not None:
-        ray.get(taking, timeout=PART_DEADLINE_S)
+        answer(taking, PART_DEADLINE_S)
 
 
 def _known_beforehand(
