@@ -1,21 +1,20 @@
 """The parts of examples/grpo that need no cluster: advantages, the clipped loss, rewards, a step of learning, the arguments."""
 
-import argparse
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import tyro
+from pydantic import ValidationError
 
 from examples.grpo.loss import advantages, clipped_loss, kl, shuffled
 from examples.grpo.policy import Policy
 from examples.grpo.rewards import PITCH_HZ, REWARDS, RewardWorker, loudness, named, redness
 from examples.grpo.settings import Settings
-from examples.grpo.train import add_settings
 from pipeline.engine import Engine
 from pipeline.replay import log_probs_of_many
 from pipeline.velocity import VelocityModel
@@ -114,25 +113,36 @@ def test_a_worker_gives_each_modality_its_reward() -> None:
     assert worker.score(tables) == {"video": 0.0, "audio": pytest.approx(-120)}
 
 
+def given(*words: str) -> Settings:
+    """The settings that train.py makes of its arguments."""
+    return tyro.cli(Settings, args=words)
+
+
 def test_every_setting_is_an_argument_and_keeps_its_default() -> None:
-    parser = argparse.ArgumentParser()
-    add_settings(parser)
-    assert Settings(**vars(parser.parse_args([]))) == Settings()
-    given = [
-        "--on-policy",
-        "--seed",
-        "3",
-        "--prompts",
-        "a",
-        "b",
-        "--request",
-        '{"height": 64}',
-        "--max-rows",
-        "2",
-    ]
-    changed = asdict(Settings(**vars(parser.parse_args(given))))
-    assert changed["prompts"] == ["a", "b"] and changed["request"] == {"height": 64}
-    assert (changed["on_policy"], changed["seed"], changed["max_rows"]) == (True, 3, 2)
+    assert given() == Settings()
+    words = ["--on-policy", "--seed", "3", "--prompts", "a, b", "c", "--request", '{"height": 64}']
+    assert given(*words, "--max-rows", "2") == Settings(
+        on_policy=True, seed=3, prompts=("a, b", "c"), request={"height": 64}, max_rows=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("group_size", 1, "greater than or equal to 2"),
+        ("prompts", (), "at least 1 item"),
+        ("audio_weight", -1.0, "greater than or equal to 0"),
+        ("clip_range", math.nan, "greater than 0"),
+        ("log_prob_kind", "mean", "'density' or 'squared_error'"),
+        ("video_reward", "blueness", "redness, loudness or .*, got 'blueness'"),
+        ("video_reward", "no.such:thing", "redness, loudness or .*, got 'no.such:thing'"),
+        ("audio_reward", "math:pi", "redness, loudness or .*, got 'math:pi'"),
+        ("audio_reward", "math:nothing", "redness, loudness or .*, got 'math:nothing'"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(field: str, value: object, rule: str) -> None:
+    with pytest.raises(ValidationError, match=f"{field}\n  .*{rule}"):
+        Settings(**{field: value})  # type: ignore[arg-type]
 
 
 ADVANTAGES = {"video": [1.0, -1.0], "audio": [-1.0, 1.0]}
@@ -197,6 +207,24 @@ def test_a_modality_of_weight_zero_moves_nothing(
     moved = {name for name, value in video.adapter().items() if not torch.equal(value, before[name])}
     assert any("proj_out" in name for name in moved)
     assert not any("audio_proj_out" in name for name in moved)
+
+
+@pytest.mark.parametrize("silent", ["video", "audio"])
+def test_rewards_of_a_modality_without_weight_change_no_bit(
+    silent: str, sampled: Callable[[Policy], list[TrajectoryView]], condition: Any
+) -> None:
+    prompt, reversed_ = [condition("a red ball")], {**ADVANTAGES, silent: ADVANTAGES[silent][::-1]}
+
+    def learned(weight: float, advantages: dict[str, list[float]]) -> dict[str, torch.Tensor]:
+        policy = Policy(Settings(**{f"{silent}_weight": weight}))  # type: ignore[arg-type]
+        policy.learn(sampled(policy), prompt, advantages)
+        return policy.adapter()
+
+    def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+        return any(not torch.equal(value, other[name]) for name, value in one.items())
+
+    assert not differ(learned(0.0, ADVANTAGES), learned(0.0, reversed_))
+    assert differ(learned(1.0, ADVANTAGES), learned(1.0, reversed_))
 
 
 def test_the_distance_to_the_checkpoint_pulls_back(

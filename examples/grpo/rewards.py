@@ -4,7 +4,7 @@ Name your own as "package.module:function". Workers score them in processes of t
 to a sample's media, fetches it from the object store, and sends numbers back, so no picture passes through the trainer.
 """
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -41,15 +41,16 @@ REWARDS: Mapping[str, Reward] = {"redness": redness, "loudness": loudness}
 
 
 def named(name: str) -> Reward:
-    """The reward of that name: one of REWARDS, or "package.module:function"."""
-    if name in REWARDS:
-        return REWARDS[name]
-    module, separator, function = name.partition(":")
-    if not separator:
+    """The reward of that name: one of REWARDS, or "package.module:function". Raises ValueError where there is none."""
+    try:
+        found = REWARDS[name] if name in REWARDS else pkgutil.resolve_name(name)
+        if not callable(found):
+            raise TypeError("it is no function")
+    except (ImportError, AttributeError, TypeError, ValueError) as wrong:
         raise ValueError(
-            f"a reward must be one of {', '.join(REWARDS)} or 'package.module:function', got {name!r}"
-        )
-    reward: Reward = getattr(importlib.import_module(module), function)
+            f"a reward must be one of {', '.join(REWARDS)} or 'package.module:function', got {name!r}: {wrong}"
+        ) from wrong
+    reward: Reward = found
     return reward
 
 

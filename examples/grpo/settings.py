@@ -1,7 +1,24 @@
 """What a run is made of. Every field is an argument of train.py too: `--learning-rate 0.003`, `--no-shuffle-advantages`."""
 
-from dataclasses import dataclass, field
-from typing import Any
+import json
+from dataclasses import field
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+from tyro.conf import arg
+
+from examples.grpo.rewards import named
+from schemas.sampling import LogProbKind
+
+
+def _known(reward: str) -> str:
+    named(reward)
+    return reward
+
+
+Json = Annotated[dict[str, Any], arg(constructor=json.loads, metavar="JSON")]
+RewardName = Annotated[str, AfterValidator(_known)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,49 +32,56 @@ class Settings:
     device: str = "cpu"
     """Where the trainer computes; "cuda" gives its actor a GPU."""
 
-    prompts: tuple[str, ...] = ("a red ball rolls over a wooden floor",)
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)] = ("a red ball rolls over a wooden floor",)
     """All of them take turns, `groups_per_iteration` at a time."""
-    groups_per_iteration: int = 1
+    groups_per_iteration: PositiveInt = 1
     """Prompts that are sampled for one update."""
-    group_size: int = 16
+    group_size: Annotated[int, Field(ge=2)] = 16
     """Samples of a prompt, which are compared with each other."""
-    request: dict[str, Any] = field(default_factory=dict)
+    request: Json = field(default_factory=dict)
     """Further fields of every request, as JSON: sizes, steps, transition, guidance."""
 
-    video_reward: str = "redness"
-    audio_reward: str = "loudness"
-    """Names in rewards.py, or a function of your own, "package.module:function"."""
-    video_weight: float = 1.0
-    audio_weight: float = 1.0
-    """Of each modality's loss; 0 leaves it out."""
-    clip_range: float = 0.01
+    video_reward: RewardName = "redness"
+    """A name in rewards.py, or a function of your own, "package.module:function"."""
+    audio_reward: RewardName = "loudness"
+    """Likewise; the audio's log-probs have this one's advantages."""
+    video_weight: NonNegativeFloat = 1.0
+    """Of the video's loss; 0 leaves it out."""
+    audio_weight: NonNegativeFloat = 1.0
+    """Of the audio's loss; 0 leaves it out."""
+    clip_range: PositiveFloat = 0.01
     """How far a ratio may move from 1. Made for one kind of log-prob, and for means over elements."""
-    log_prob_kind: str = "density"
+    log_prob_kind: LogProbKind = "density"
     """The kind that `clip_range` is made for; rollouts with another one are refused."""
-    kl_weight: float = 0.0
+    kl_weight: NonNegativeFloat = 0.0
     """Of the distance to the policy without the adapter; 0 computes none."""
     shuffle_advantages: bool = False
     """The control: each group's advantages are given to its samples at random, so there is nothing to learn."""
 
-    rank: int = 8
-    alpha: float = 16.0
+    rank: PositiveInt = 8
+    """Of the LoRA."""
+    alpha: PositiveFloat = 16.0
+    """Over the rank, what the LoRA is scaled by."""
     target_modules: str = r".*\.(to_q|to_k|to_v|to_out\.0|net\.0\.proj|net\.2)|(audio_)?proj_out"
     """Layers with a LoRA, a regular expression of whole names."""
-    learning_rate: float = 3e-3
-    max_grad_norm: float = 1.0
-    epochs: int = 1
+    learning_rate: PositiveFloat = 3e-3
+    """Of AdamW."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Longer gradients are cut to this norm."""
+    epochs: PositiveInt = 1
     """Passes over the rollouts of an iteration, with an optimizer step each."""
-    max_rows: int | None = None
+    max_rows: PositiveInt | None = None
     """Rows of a forward pass with gradients, where the rollout's are too many. First ratios are then not exactly 1."""
 
-    iterations: int = 50
+    iterations: PositiveInt = 50
+    """Updates, counted from the adapter's beginning."""
     on_policy: bool = False
     """Sample only once the update is published. Otherwise the next rollouts are sampled during the update."""
-    max_staleness: int = 1
+    max_staleness: NonNegativeInt = 1
     """Updates that the policy may have had since it sampled a group; an older group is left out."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Of the adapter's initial values and of all noise."""
-    checkpoint_every: int = 10
+    checkpoint_every: PositiveInt = 10
     """Iterations from one checkpoint to the next."""
-    reward_workers: int = 1
+    reward_workers: PositiveInt = 1
     """Processes that compute rewards."""

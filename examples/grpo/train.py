@@ -8,15 +8,18 @@
 Copy the folder, name rewards of your own (`--video-reward my.module:function`), and go on from there.
 """
 
-import argparse
 import json
-from dataclasses import MISSING, asdict, fields
+import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import ray
+import tyro
+from pydantic import ValidationError
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
+from tyro.conf import arg
 
 from examples.grpo.policy import Row
 from examples.grpo.settings import Settings
@@ -69,39 +72,32 @@ def train(settings: Settings, out: Path, app: str = "default", *, resume: bool =
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--address", default="auto", help="of the Ray cluster, host:port (default: RAY_ADDRESS)"
-    )
-    parser.add_argument("--app", default="default", help="name of the Serve application")
-    parser.add_argument("--out", type=Path, default=Path("out/grpo"), help="folder for all that is written")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
-    add_settings(parser)
-    args = vars(parser.parse_args())
-    address, app, out, resume = (args.pop(name) for name in ("address", "app", "out", "resume"))
+def main(
+    settings: Annotated[Settings, arg(name="")],
+    *,
+    address: str = "auto",
+    app: str = "default",
+    out: Path = Path("out/grpo"),
+    resume: bool = False,
+) -> None:
+    """Train a LoRA of the app's transformer with GRPO, on rewards for its pictures and its sound.
+
+    Args:
+        settings: what the run is made of.
+        address: of the Ray cluster, host:port; "auto" is RAY_ADDRESS, or the one on this machine.
+        app: name of the Serve application.
+        out: folder for all that is written.
+        resume: go on from the checkpoint in the folder.
+    """
     # The repository travels to the actors, so that they find everything on any node.
     ray.init(
         address, runtime_env={"working_dir": str(REPOSITORY)}, log_to_driver=False, logging_level="ERROR"
     )
-    train(Settings(**args), out, app, resume=resume)
-
-
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """An argument for every field of Settings."""
-    for each in fields(Settings):
-        default: Any = each.default if each.default_factory is MISSING else each.default_factory()
-        how: dict[str, Any] = {"type": type(default)}
-        if isinstance(default, bool):
-            how = {"action": argparse.BooleanOptionalAction}
-        elif isinstance(default, tuple):
-            how = {"nargs": "+"}
-        elif isinstance(default, dict):
-            how = {"type": json.loads}
-        elif default is None:
-            how = {"type": int}
-        parser.add_argument(f"--{each.name.replace('_', '-')}", default=default, **how)
+    train(settings, out, app, resume=resume)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        tyro.cli(main)
+    except ValidationError as wrong:
+        sys.exit(str(wrong))
