@@ -39,13 +39,14 @@ class AVDecoder:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decode")
 
     async def __call__(self, trajectory: pa.Table) -> dict[str, pa.Table]:
-        """Frames and waveform of the trajectory's last state."""
+        """Frames and waveform of the trajectory's last state. Raises RuntimeError (a Problem) for another checkpoint's."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._media, trajectory)
 
     def _media(self, table: pa.Table) -> dict[str, pa.Table]:
         started = time.perf_counter()
         trajectory = read_trajectory(table)
         manifest = trajectory.manifest
+        self.card.refuse_others(manifest)
         geometry = Geometry(**manifest["geometry"])
         media = self._decoder.decode(
             frozen(trajectory.video_latents[-1], trajectory.state_dtype),

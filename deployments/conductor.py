@@ -245,6 +245,7 @@ class Conductor:
         if until is None:
             sample.sample_id = sample_id
         order = SampleOrder(
+            **self._card.stamp,
             sample_id=sample_id,
             policy_version=version,
             request=request,

@@ -99,11 +99,15 @@ class Denoiser:
         group's first stochastic step, to go on from; ``num_rows`` is there for the router.
 
         Raises ValueError for an order that cannot be sampled, TimeoutError when its time is up, RuntimeError when the
-        sample failed; the text is a Problem.
+        sample failed or is of another checkpoint; the text is a Problem.
         """
         if self.engine.halted and self._settings.when_halted == "refuse":
             raise _halted().exception()
         sample_order = SampleOrder.model_validate(order)
+        self.card.refuse_others(order)
+        for given in (conditioning, prefix):
+            if given is not None:
+                self.card.refuse_others(manifest_of(given))
         check(sample_order.request, self.card)
         job = Job(
             sample_id=sample_order.sample_id,

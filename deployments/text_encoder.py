@@ -34,6 +34,7 @@ class TextEncoder:
             for component in ("tokenizer", "text_encoder", "connectors")
         }
         self._encoder = PromptEncoder(**parts, max_prompt_tokens=card.max_prompt_tokens)
+        self._stamp = card.stamp
         self._pinned_rows = settings.max_rows if config.batch_invariant else None
         self._contexts: LRUCache[str, EncodedPrompt] = LRUCache(
             settings.cache_bytes, getsizeof=lambda encoded: encoded.num_bytes
@@ -64,6 +65,7 @@ class TextEncoder:
             negative_text_mask=negative.mask if negative else None,
             torch_dtype=positive.torch_dtype,
             manifest={
+                **self._stamp,
                 "prompt": prompt,
                 "negative_prompt": negative_prompt,
                 "digest": "-".join(context.digest for context in contexts),

@@ -8,10 +8,12 @@ Invariant: the card describes a checkpoint together with what its operator allow
 `checkpoint_digest` may differ in `limits` and `defaults`.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from schemas.errors import Problem
 from schemas.fields import Contract, Count, Positive
 
 MAX_METADATA_BYTES = 4096
@@ -113,3 +115,22 @@ class ModelCard(Contract):
     """What a request may ask for."""
     defaults: Defaults
     """What it gets without asking."""
+
+    @property
+    def stamp(self) -> dict[str, str]:
+        """What orders and the manifests of tables say of the checkpoint that they are of."""
+        return {"checkpoint": self.checkpoint, "checkpoint_digest": self.checkpoint_digest}
+
+    def refuse_others(self, stamped: Mapping[str, Any]) -> None:
+        """Raises RuntimeError (a Problem) for an order or a manifest of another checkpoint: during a rolling
+        update to one, stages of both are there."""
+        found = {name: stamped.get(name) for name in self.stamp}
+        if found != self.stamp:
+            raise Problem(
+                code="checkpoint_replaced",
+                field="checkpoint",
+                value=found["checkpoint"],
+                rule=f"this replica serves {self.checkpoint} ({self.checkpoint_digest[:12]}), and the order or its "
+                f"tables are of {found['checkpoint']} ({str(found['checkpoint_digest'])[:12]})",
+                remedy="connect anew when the update to another checkpoint is done, and submit the group again",
+            ).exception()

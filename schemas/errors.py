@@ -38,6 +38,7 @@ Code = Literal[
     "queue_full",
     "replica_died",
     "policy_version_gone",
+    "checkpoint_replaced",
     "halted",
     "conflict",
     "not_found",

@@ -11,6 +11,10 @@ from schemas.resolved import ResolvedRequest
 class SampleOrder(Contract):
     """One sample of a resolved request."""
 
+    checkpoint: str
+    """Of the card that the request was resolved with."""
+    checkpoint_digest: str
+    """Likewise."""
     sample_id: str
     """Unique among all samples in flight; cancels and progress name it."""
     request: ResolvedRequest

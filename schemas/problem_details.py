@@ -17,6 +17,7 @@ TITLES: dict[Code, str] = {
     "queue_full": "Full at the moment",
     "replica_died": "A replica died",
     "policy_version_gone": "The policy was replaced meanwhile",
+    "checkpoint_replaced": "The app serves another checkpoint now",
     "halted": "Sampling is halted",
     "conflict": "The request_id is taken",
     "not_found": "Not there",

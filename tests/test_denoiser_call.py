@@ -1,6 +1,8 @@
-"""The denoiser's class without a cluster: a call that is cancelled at any moment leaves no sample in the engine."""
+"""The denoiser's class without a cluster: a call that is cancelled at any moment leaves no sample in the engine, and what
+is of another checkpoint no stage takes."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -9,13 +11,16 @@ import pyarrow as pa
 import pytest
 
 from configs.settings import AppConfig
+from deployments.av_decoder import AVDecoder
 from deployments.denoiser import Denoiser
 from pipeline.text import PromptEncoder
+from schemas.arrow import manifest_of
 from schemas.card import ModelCard
 from schemas.conditioning import pack_conditioning
 from schemas.errors import Problem
 from schemas.order import SampleOrder
 from schemas.resolve import resolve
+from schemas.resolved import ResolvedRequest
 from tests.sources import LocalSource
 
 
@@ -35,15 +40,31 @@ def denoiser(card: ModelCard) -> Iterator[Denoiser]:
 
 
 @pytest.fixture(scope="module")
-def conditioning(encoder: PromptEncoder) -> pa.Table:
+def conditioning(encoder: PromptEncoder, card: ModelCard) -> pa.Table:
     (encoded,) = encoder.encode(["a red ball"], num_rows=1)
     return pack_conditioning(
         video_context=encoded.video,
         audio_context=encoded.audio,
         text_mask=encoded.mask,
         torch_dtype=encoded.torch_dtype,
-        manifest={"digest": encoded.digest},
+        manifest={**card.stamp, "digest": encoded.digest},
     )
+
+
+def order_of(
+    request: ResolvedRequest, card: ModelCard, sample_id: str, *, sample_index: int = 0
+) -> dict[str, Any]:
+    order = SampleOrder(
+        **card.stamp,
+        sample_id=sample_id,
+        request=request,
+        sample_index=sample_index,
+        attempt=1,
+        lease_id="mine",
+        seconds_left=60.0,
+        encode_s=0.0,
+    )
+    return order.model_dump(mode="json")
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 5, 20, 200])
@@ -55,15 +76,7 @@ def test_a_cancelled_call_has_left_the_engine_when_it_ends(
     async def test() -> None:
         calls = []
         for index in range(4):
-            order = {
-                "sample_id": f"sample/{turns}/{index}",
-                "request": request.model_dump(mode="json"),
-                "sample_index": index,
-                "attempt": 1,
-                "lease_id": "mine",
-                "seconds_left": 60.0,
-                "encode_s": 0.0,
-            }
+            order = order_of(request, denoiser.card, f"sample/{turns}/{index}", sample_index=index)
             calls.append(asyncio.ensure_future(denoiser(conditioning, order)))
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -84,17 +97,7 @@ def test_a_sample_that_was_being_packed_when_its_weights_turned_out_wrong_does_n
     denoiser: Denoiser, conditioning: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = resolve({"prompt": "a red ball", "num_inference_steps": 2, "num_samples": 1}, denoiser.card)
-    order = SampleOrder(
-        sample_id="packed",
-        request=request,
-        sample_index=0,
-        until=None,
-        attempt=1,
-        lease_id="mine",
-        seconds_left=60.0,
-        encode_s=0.0,
-        policy_version=None,
-    ).model_dump(mode="json")
+    order = order_of(request, denoiser.card, "packed")
     pack, noted = denoiser._pack, []
 
     def packing(*arguments: Any) -> pa.Table:
@@ -109,6 +112,33 @@ def test_a_sample_that_was_being_packed_when_its_weights_turned_out_wrong_does_n
     finally:
         denoiser.follower.fatal = None
     assert (0, "packed") in noted, "before it was packed"
+
+
+@pytest.mark.parametrize("field", ["checkpoint", "checkpoint_digest"])
+def test_no_stage_takes_what_is_of_another_checkpoint(
+    denoiser: Denoiser, conditioning: pa.Table, field: str
+) -> None:
+    card = denoiser.card
+    request = resolve({"prompt": "a red ball", "num_inference_steps": 2, "num_samples": 1}, card)
+    order = order_of(request, card, f"of another {field}")
+    trajectory = asyncio.run(denoiser(conditioning, order))
+
+    def of_another(table: pa.Table) -> pa.Table:
+        manifest = json.dumps({**manifest_of(table), field: "another"})
+        return table.replace_schema_metadata({**table.schema.metadata, b"manifest": manifest})
+
+    decoder = AVDecoder(AppConfig(), card)
+    assert asyncio.run(decoder(trajectory))["video"].num_rows > 0
+    for calling in (
+        lambda: denoiser(conditioning, {**order, field: "another"}),
+        lambda: denoiser(of_another(conditioning), order),
+        lambda: denoiser(conditioning, order, of_another(trajectory)),
+        lambda: decoder(of_another(trajectory)),
+    ):
+        with pytest.raises(RuntimeError) as refused:
+            asyncio.run(calling())
+        problem = Problem.of(refused.value)
+        assert problem is not None and (problem.code, problem.field) == ("checkpoint_replaced", "checkpoint")
 
 
 def test_health_is_the_engines_heartbeat(denoiser: Denoiser) -> None:

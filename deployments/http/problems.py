@@ -32,6 +32,7 @@ STATUS_OF_CODE: Mapping[Code, int] = {
     "cancelled": 410,
     "queue_full": 503,
     "halted": 503,
+    "checkpoint_replaced": 503,
     "replica_died": 503,
     "deadline_exceeded": 504,
 }
