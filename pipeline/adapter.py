@@ -16,6 +16,7 @@ from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from pipeline.tensors import write
 from schemas.lora import LoraSpec, layer_of
 from schemas.weights_check import listed, refused
 
@@ -66,8 +67,7 @@ class Adapter:
             self.drop()
             rule = f"must bind one to one, {len(others)} did not: {listed(others)}"
             raise refused(rule, "compare target_modules with the names").exception()
-        for name, tensor in tensors.items():
-            self.tensors[name].copy_(tensor)
+        write(self.tensors, tensors)
         if merge:
             self.merge()
         else:
@@ -82,10 +82,11 @@ class Adapter:
 
     def unmerge(self) -> None:
         """Put the layers' own weights back, to the bit; their copies are kept for the next merge."""
-        for name, layer in self._layers.items():
-            if layer.merged:
-                layer.get_base_layer().weight.copy_(self._kept[name])
-                layer.merged_adapters.clear()
+        merged = {name: layer for name, layer in self._layers.items() if layer.merged}
+        weights = {name: layer.get_base_layer().weight for name, layer in merged.items()}
+        write(weights, {name: self._kept[name] for name in merged})
+        for layer in merged.values():
+            layer.merged_adapters.clear()
 
     def forget_base(self) -> None:
         """Throw the copies away, since the weights are about to change. The adapter must not be merged."""

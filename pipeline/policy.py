@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pipeline.adapter import Adapter
 from pipeline.residence import move
+from pipeline.tensors import write
 from pipeline.weights import (
     NUM_THREADS,
     StoredTensor,
@@ -89,7 +90,7 @@ class Policy:
         check_finite(tensors, self._num_threads)
 
     def apply(self, publication: Publication, tensors: Mapping[str, StoredTensor]) -> None:
-        """Write an update into the model, one copy per tensor. Names, shapes and dtypes are compared before;
+        """Write an update into the model, in one pass over the tensors. Names, shapes and dtypes are compared before;
         what `check` reads every byte for is not.
 
         full replaces every tensor and drops the adapter; partial keeps the adapter, merged again where it was;
@@ -165,8 +166,7 @@ class Policy:
         if is_full:
             self._adapter.drop()
             self._lora, self._adapter_digests = None, {}
-        for name, value in values.items():
-            self._tensors[name].copy_(value)
+        write(self._tensors, values)
         if merged:
             self._adapter.merge()
         self._digests = self._digests | publication.digests

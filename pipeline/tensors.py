@@ -6,6 +6,7 @@ training use.
 """
 
 import warnings
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -36,6 +37,13 @@ def owned(
     """A copy of ``array`` on ``device`` that shares nothing with it and may be written and differentiated."""
     tensor = torch.from_numpy(np.array(array, copy=True))
     return (tensor.view(dtype_of(torch_dtype)) if torch_dtype else tensor).to(device)
+
+
+def write(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copy each value into the tensor of its name, of the same shape. As one operation: the GIL is given up once, while a
+    loop of copies would queue for it behind this process's other threads after every tensor."""
+    if values:
+        torch._foreach_copy_([tensors[name] for name in values], list(values.values()))
 
 
 def to_numpy(tensor: Tensor) -> NDArray[np.generic]:

@@ -12,6 +12,7 @@ from peft import LoraConfig, set_peft_model_state_dict
 from torch import Tensor
 
 from pipeline.policy import Policy
+from pipeline.tensors import frozen
 from pipeline.weights import StoredTensor, digests_of, named_tensors, spec_of, stored
 from schemas.errors import Problem
 from schemas.weights import Publication
@@ -384,16 +385,16 @@ def test_an_apply_that_fails_midway_says_so_until_a_full_one_mends_it(
     policy: Policy, model: LTX2VideoTransformer3DModel
 ) -> None:
     publication, tensors = published(moved(model, seed=1))
-
-    class Broken(torch.Tensor):
-        def copy_(self, *_: Any, **__: Any) -> Any:
-            raise RuntimeError("CUDA error")
-
-    whole = policy._tensors["proj_out.weight"]
-    policy._tensors["proj_out.weight"] = whole.detach().as_subclass(Broken)
-    with pytest.raises(RuntimeError, match="CUDA error"):
+    first, *_ = publication.tensors
+    whole, before = policy._tensors["proj_out.weight"], policy._tensors[first].clone()
+    assert first != "proj_out.weight"
+    policy._tensors["proj_out.weight"] = frozen(
+        np.zeros_like(whole.detach().numpy())
+    )  # refuses to be written
+    with pytest.raises(RuntimeError, match="data pointer"):
         policy.apply(publication, tensors)
     assert not policy.is_intact and policy.version == 0
+    assert not torch.equal(policy._tensors[first], before), "some of it was written"
     policy._tensors["proj_out.weight"] = whole
     policy.apply(*published({"proj_out.weight": tensors_of(tensors)["proj_out.weight"]}, update="partial"))
     assert not policy.is_intact

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.tensors import dtype_of, frozen, name_of, owned, to_numpy
+from pipeline.tensors import dtype_of, frozen, name_of, owned, to_numpy, write
 
 IN_PLACE: dict[str, Callable[[Tensor], object]] = {
     "mul_": lambda tensor: tensor.mul_(2),
     "copy_": lambda tensor: tensor.copy_(torch.zeros_like(tensor)),
+    "write": lambda tensor: write({"name": tensor}, {"name": torch.zeros_like(tensor)}),
     "zero_": lambda tensor: tensor.zero_(),
     "setitem": lambda tensor: tensor.__setitem__(0, 0),
     "a view's add_": lambda tensor: tensor[0].add_(1),
@@ -30,14 +31,14 @@ def stored(dtype: str = "float32") -> np.ndarray:
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("write", IN_PLACE.values(), ids=IN_PLACE)
+@pytest.mark.parametrize("change", IN_PLACE.values(), ids=IN_PLACE)
 def test_writing_to_a_frozen_tensor_raises_and_changes_nothing(
-    write: Callable[[Tensor], object], mode: Callable[[], AbstractContextManager[None]]
+    change: Callable[[Tensor], object], mode: Callable[[], AbstractContextManager[None]]
 ) -> None:
     array = stored()
     tensor = frozen(array)
     with mode(), pytest.raises(RuntimeError):
-        write(tensor)
+        change(tensor)
     assert np.array_equal(array, stored())
 
 
