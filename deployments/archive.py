@@ -10,7 +10,7 @@ from ray.serve.handle import DeploymentHandle
 
 from configs.settings import AppConfig
 from deployments.client import RolloutClient
-from deployments.conductor import Handles
+from deployments.handles import Handles
 from deployments.kept.rollouts import KeptRollouts
 from schemas.card import ModelCard
 from schemas.errors import Problem, invalid

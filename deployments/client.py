@@ -23,8 +23,9 @@ from uuid import uuid4
 from ray import serve
 
 from configs.settings import ClientSettings
-from deployments.conductor import Conductor, Handles, sample_bytes
+from deployments.conductor import Conductor, sample_bytes
 from deployments.group import RolloutGroup, RolloutSample
+from deployments.handles import Handles
 from deployments.progress import progress_bar
 from deployments.weights.controls import WeightControls
 from schemas.card import ModelCard

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import ray
-from ray import serve
 from ray.actor import ActorHandle
 from ray.exceptions import ObjectLostError, RayError
 from ray.serve.handle import DeploymentHandle
@@ -23,7 +22,9 @@ from deployments.binding import Binding, VersionGone
 from deployments.budget import ByteBudget
 from deployments.calls import finished_ref, problem_of, replica_died
 from deployments.group import RolloutGroup, RolloutSample
+from deployments.handles import Handles
 from deployments.task_group import task_group
+from deployments.troubles import cancelled, never_published, out_of_time
 from schemas.card import ModelCard
 from schemas.errors import Problem
 from schemas.order import SampleOrder
@@ -40,28 +41,6 @@ STORE_PAUSE_S = 0.2
 
 FULL_QUEUE_PAUSE_S = 0.2
 """Between two tries at a deployment whose queue is full."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Handles:
-    """The deployments that a client calls."""
-
-    app_name: str
-    text_encoder: DeploymentHandle
-    denoiser: DeploymentHandle
-    av_decoder: DeploymentHandle
-    lease_board: DeploymentHandle
-
-    @classmethod
-    def of_app(cls, app_name: str) -> "Handles":
-        """The handles of a running app."""
-        return cls(
-            app_name=app_name,
-            text_encoder=serve.get_deployment_handle("TextEncoder", app_name),
-            denoiser=serve.get_deployment_handle("Denoiser", app_name),
-            av_decoder=serve.get_deployment_handle("AVDecoder", app_name),
-            lease_board=serve.get_deployment_handle("LeaseBoard", app_name),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,9 +86,9 @@ class Conductor:
             async with asyncio.timeout(group.request.deadline_s + DEADLINE_GRACE_S):
                 await self._run(group, deadline)
         except TimeoutError as error:
-            self._fail_rest(group, Problem.of(error) or _out_of_time(group))
+            self._fail_rest(group, Problem.of(error) or out_of_time(group))
         except asyncio.CancelledError:
-            self._fail_rest(group, _cancelled())
+            self._fail_rest(group, cancelled())
         except Exception as error:
             self._fail_rest(group, problem_of(error))
         finally:
@@ -150,9 +129,7 @@ class Conductor:
             except RayError as error:
                 if isinstance(error, TimeoutError) or seconds_left <= 0:
                     asked_for = request.min_policy_version > 0
-                    raise (
-                        _never_published(group) if asked_for else _out_of_time(group)
-                    ).exception() from None
+                    raise (never_published(group) if asked_for else out_of_time(group)).exception() from None
                 logger.warning("the weight store did not answer (%r); trying again", error)
                 await asyncio.sleep(STORE_PAUSE_S)
         bound = None if request.allow_mixed_versions else int(version)
@@ -300,27 +277,3 @@ def sample_bytes(request: ResolvedRequest, card: ModelCard) -> int:
     """Bytes in the object store of one sample of the request, known from the geometry beforehand."""
     media = media_bytes(request, card) if request.media else 0
     return trajectory_bytes(request, card) + media
-
-
-def _out_of_time(group: RolloutGroup) -> Problem:
-    return Problem(
-        code="deadline_exceeded",
-        field="deadline_s",
-        value=group.request.deadline_s,
-        rule="the group was not done in time",
-        remedy="allow more time, ask for fewer steps or samples, or add replicas of the slowest stage",
-    )
-
-
-def _never_published(group: RolloutGroup) -> Problem:
-    return Problem(
-        code="deadline_exceeded",
-        field="min_policy_version",
-        value=group.request.min_policy_version,
-        rule="was not published before the group's deadline, or the weight store did not answer",
-        remedy="publish it first, or allow more time with deadline_s",
-    )
-
-
-def _cancelled() -> Problem:
-    return Problem(code="cancelled", rule="the group was cancelled by its caller", remedy="submit it again")

@@ -24,6 +24,7 @@ from configs.settings import AppConfig
 from deployments.lease_board import Progress
 from deployments.metrics import DenoiserMetrics
 from deployments.probe import ParityProbe
+from deployments.troubles import halted
 from deployments.weights.follower import Follower
 from deployments.weights.source import WeightSource, source_of_this_app
 from pipeline.checkpoint import load
@@ -41,7 +42,6 @@ from pipeline.warm_up import check_batch_invariance, warm_up
 from schemas.arrow import manifest_of
 from schemas.card import ModelCard
 from schemas.checks import check
-from schemas.errors import Problem
 from schemas.order import SampleOrder
 
 logger = logging.getLogger("ray.serve")
@@ -102,7 +102,7 @@ class Denoiser:
         sample failed or is of another checkpoint; the text is a Problem.
         """
         if self.engine.halted and self._settings.when_halted == "refuse":
-            raise _halted().exception()
+            raise halted().exception()
         sample_order = SampleOrder.model_validate(order)
         self.card.refuse_others(order)
         for given in (conditioning, prefix):
@@ -247,11 +247,3 @@ class Denoiser:
                 left = dict.fromkeys(held, self._lease_s)
             for lease_id, seconds in left.items():
                 self.engine.extend_lease(lease_id, seconds)
-
-
-def _halted() -> Problem:
-    return Problem(
-        code="halted",
-        rule="sampling is paused, or the weights are asleep (denoiser.when_halted: refuse)",
-        remedy="try again when it was resumed, or set denoiser.when_halted to wait",
-    )

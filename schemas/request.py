@@ -18,9 +18,10 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from schemas.card import MAX_METADATA_BYTES, StateDtype
-from schemas.errors import invalid, validated
+from schemas.errors import invalid
 from schemas.fields import Bool, Contract, Count, Floats, Index, Indices, Positive
 from schemas.sampling import Guidance, Guider, Transition, Transitions
+from schemas.validation import validated
 
 __all__ = ["Guidance", "Guider", "RolloutRequest", "Transition", "Transitions"]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from schemas.card import ModelCard
 from schemas.checks import check, check_num_steps, geometry_of
-from schemas.errors import invalid, validated
+from schemas.errors import invalid
 from schemas.request import RolloutRequest
 from schemas.resolved import (
     ResolvedGuider,
@@ -28,6 +28,7 @@ from schemas.resolved import (
     num_rows,
 )
 from schemas.sampling import Guidance, Guider, Transition, Transitions
+from schemas.validation import validated
 
 __all__ = [
     "ResolvedGuider",

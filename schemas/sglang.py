@@ -17,10 +17,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.errors import Problem, invalid, validated
+from schemas.errors import Problem, invalid
 from schemas.fields import MAX_ITEMS, Bool, Contract, Count, Float
 from schemas.request import FrameRate, Prompt, RolloutRequest, Seed, Steps, Text
 from schemas.sampling import TransitionKind
+from schemas.validation import validated
 
 WITHOUT_EFFECT = {
     "generator_device": "noise is always drawn on the CPU, so that it does not depend on the device",

@@ -9,8 +9,9 @@ import pytest
 from ray.exceptions import ObjectLostError
 
 from configs.settings import ClientSettings
-from deployments.conductor import Conductor, Handles
+from deployments.conductor import Conductor
 from deployments.group import RolloutGroup
+from deployments.handles import Handles
 from schemas.card import ModelCard
 from schemas.errors import Problem
 from schemas.resolve import resolve

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from schemas.errors import CODES, MAX_VALUE_CHARS, Problem, invalid, problem_of_validation_error
+from schemas.errors import CODES, MAX_VALUE_CHARS, Problem, invalid
 from schemas.request import RolloutRequest
+from schemas.validation import problem_of_validation_error
 
 PROBLEM = invalid("num_frames", 120, "must be 8k + 1", "use 113 or 121")
 

@@ -9,8 +9,9 @@ from peft.tuners.tuners_utils import check_target_module_exists
 from pydantic import ValidationError
 
 from pipeline.weights import spec_of
-from schemas.errors import Problem, problem_of_validation_error
+from schemas.errors import Problem
 from schemas.lora import LoraSpec, adapter_name
+from schemas.validation import problem_of_validation_error
 from schemas.weights import Publication, TensorSpec, weights_digest
 from schemas.weights_check import check_names
 

@@ -16,9 +16,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from schemas.errors import Code, Problem, invalid, problem_of_validation_error
+from schemas.errors import Code, Problem, invalid
 from schemas.problem_details import ProblemDetails
 from schemas.request import RolloutRequest
+from schemas.validation import problem_of_validation_error
 
 logger = logging.getLogger("ray.serve")
 

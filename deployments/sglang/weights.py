@@ -20,7 +20,7 @@ from deployments.http.problems import problem_of_any, responses
 from deployments.sglang.body import body_of, read_json
 from deployments.sglang.weights_root import FIELD, weights_under
 from schemas.control import Fleet, ReplicaState
-from schemas.errors import Problem, validated
+from schemas.errors import Problem
 from schemas.sglang_weights import (
     MODULE,
     ChecksumRequest,
@@ -28,6 +28,7 @@ from schemas.sglang_weights import (
     WeightsAnswer,
     WeightsRefusal,
 )
+from schemas.validation import validated
 
 A = TypeVar("A")
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from ray.actor import ActorHandle
 
 from deployments.weights.handle import answer, find_store
 from schemas.control import Fleet, ReplicaState, RunOrder, RunState, When
-from schemas.errors import validated
+from schemas.validation import validated
 
 if TYPE_CHECKING:
     from deployments.weights.publishing import Source

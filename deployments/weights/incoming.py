@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from deployments.weights.shelf import Layer
-from schemas.errors import validated
 from schemas.lora import LoraSpec
+from schemas.validation import validated
 from schemas.weights import Publication, TensorSpec
 from schemas.weights_check import check_names, refused
 

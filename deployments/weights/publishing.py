@@ -19,8 +19,9 @@ from pipeline.tensors import dtype_of, name_of
 from pipeline.weight_files import lora_config_of, read_file, specs_of_file
 from pipeline.weights import check_finite, chunks_of, digests_of, specs_of
 from schemas.control import ReplicaState, RunOrder, When
-from schemas.errors import Problem, validated
+from schemas.errors import Problem
 from schemas.lora import LoraSpec
+from schemas.validation import validated
 from schemas.weights import Publication, PublicationHeader, TensorSpec, Update
 from schemas.weights_check import refused
 

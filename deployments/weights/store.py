@@ -29,7 +29,7 @@ from deployments.weights.record import ControlRecord
 from deployments.weights.roster import Roster
 from deployments.weights.vault import WeightVault
 from schemas.control import Distrust, Fleet, ReplicaState, RunOrder, RunState, Staged, When
-from schemas.errors import validated
+from schemas.validation import validated
 from schemas.weights import Publication, PublicationHeader, TensorSpec
 
 logger = logging.getLogger(__name__)
