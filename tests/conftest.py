@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 from diffusers import LTX2Pipeline, LTX2VideoTransformer3DModel
+from hypothesis import settings
 
 from configs.settings import AppConfig
 from pipeline.checkpoint import folder, load, read_card
@@ -23,6 +24,10 @@ from schemas.card import ModelCard
 from schemas.conditioning import pack_conditioning
 from schemas.resolve import resolve
 from schemas.trajectory import TrajectoryView, read_trajectory
+
+# A machine that others share may take as long as it likes.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session", autouse=True)

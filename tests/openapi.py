@@ -26,7 +26,6 @@ def explore(
         @given(case=operation.as_strategy(generation_mode=mode))
         @settings(
             max_examples=max_examples,
-            deadline=None,
             database=None,
             derandomize=True,
             phases=[Phase.generate],

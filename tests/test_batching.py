@@ -61,7 +61,7 @@ def share(stub: Stub, of: Buckets) -> float:
 
 
 @given(stubs, buckets)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_arrivals_and_departures_leave_every_sample_its_steps_in_batches_that_are_right(
     arriving: list[Stub], of: Buckets
 ) -> None:
@@ -109,7 +109,6 @@ def test_any_arrivals_and_departures_leave_every_sample_its_steps_in_batches_tha
 
 
 @given(st.sampled_from(sorted(KINDS)), st.integers(1, 15), buckets)
-@settings(deadline=None)
 def test_a_batch_is_full_enough_or_has_the_smallest_size_and_leaves_nothing_out_that_would_fill_it(
     key: str, count: int, of: Buckets
 ) -> None:
