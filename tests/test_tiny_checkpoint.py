@@ -167,7 +167,7 @@ def test_two_processes_that_build_at_once_both_succeed_and_agree_with_a_third(tm
         )
         for _ in range(2)
     ]
-    folders = {builder.communicate(timeout=120)[0].strip() for builder in builders}
+    folders = {builder.communicate(timeout=300)[0].strip() for builder in builders}
     assert [builder.returncode for builder in builders] == [0, 0]
     assert folders == {
         str(entry) for entry in (tmp_path / "shared").iterdir()

@@ -1,6 +1,5 @@
 """A group is a burst of calls: it is submitted without a wait, and lands evenly on the denoisers."""
 
-import time
 from itertools import pairwise
 
 import pytest
@@ -48,20 +47,16 @@ def test_a_burst_through_the_ingress_lands_evenly(four: App) -> None:
     assert [after[key] - before[key] for key in after] == [2] * NUM_DENOISERS
 
 
-def test_submitting_ten_times_the_slots_takes_under_50_ms(four: App) -> None:
-    """Of the caller's own thread: the encoding is slow, and nothing else has begun."""
+def test_submit_returns_before_anything_has_begun_even_for_ten_times_the_slots(four: App) -> None:
+    """The encoding is slow; how long submit takes is a benchmark's to say."""
     request = {"prompt": f"a crowd arrives {SLOWLY}", "num_samples": 64, "media": False}
-    num_groups = 10 * SLOTS // 64
-    took_s = []
     with four.client(max_bytes_in_flight=2**34) as client:
-        for _ in range(3):
-            start = time.perf_counter()
-            groups = [client.submit(request) for _ in range(num_groups)]
-            took_s.append(time.perf_counter() - start)
-            assert sum(len(group.samples) for group in groups) == 10 * SLOTS
-            assert not any(group.settled.done() for group in groups)
-            for group in groups:
-                group.cancel()
-            client.gather(groups, timeout_s=120)
-    assert min(took_s) < 0.050, took_s
+        before = calls_of(four)
+        groups = [client.submit(request) for _ in range(10 * SLOTS // 64)]
+        assert sum(len(group.samples) for group in groups) == 10 * SLOTS
+        assert not any(sample.settled.done() for group in groups for sample in group.samples)
+        assert calls_of(four) == before
+        for group in groups:
+            group.cancel()
+        client.gather(groups, timeout_s=120)
     four.idle()

@@ -117,7 +117,6 @@ def test_with_every_slot_full_publish_pause_and_sleep_act_at_the_next_boundary(l
     version = learning.next_version()
     with learning.client() as client:
         group = fill(client, learning)
-        started = time.monotonic()
         assert runs(client.pause(when="immediate", timeout_s=30)) == {"paused"}
         acknowledged = client.publish_weights(
             version=version, tensors=moved(fresh(), seed=1), when="immediate", timeout_s=30
@@ -125,7 +124,6 @@ def test_with_every_slot_full_publish_pause_and_sleep_act_at_the_next_boundary(l
         assert {state.version for state in acknowledged} == {version}
         assert runs(client.sleep(when="immediate", timeout_s=30)) == {"asleep"}
         assert not any(sample.settled.done() for sample in group.samples)
-        assert time.monotonic() - started < 30
         time.sleep(2.0)  # for what the client hears of steps before the halt
         steps = [sample.steps_done for sample in group.samples]
         assert any(0 < done < LONG["num_inference_steps"] for done in steps), "halted on their way"
