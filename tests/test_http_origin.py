@@ -5,13 +5,13 @@ from typing import Any
 
 import httpx
 import pytest
-from test_sglang_api import FakeWeights
 
 from configs.settings import HttpSettings
 from deployments.http.api import http_app
 from deployments.sglang.api import sglang_router
 from tests.fake_archive import FakeArchive
 from tests.http_apps import ROLLOUTS, fleet, http_of, problem_of, talk
+from tests.sglang_apps import FakeWeights
 
 EVIL = "https://evil.example"
 CHANGING = [
