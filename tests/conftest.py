@@ -39,6 +39,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
+# A helper's assertions tell their values as a test's own do.
+pytest.register_assert_rewrite("tests")
+
+
 @pytest.fixture(scope="session")
 def card() -> ModelCard:
     config = AppConfig()

@@ -1,6 +1,7 @@
 """Engines driven by hand, and what stands in for the transformer at their seam."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -9,7 +10,14 @@ from torch import Tensor
 from pipeline.engine import Engine
 from pipeline.entry import Finished
 from pipeline.sample import Job
+from schemas.errors import Problem
 
+Order = Callable[..., Job]
+
+NUM_STEPS = 6
+"""Of a tiny rollout."""
+LARGER = {"height": 96, "width": 96, "num_frames": 17}
+"""Another geometry than the default."""
 MAX_TICKS = 1000
 """More than any test needs: an engine that never comes to rest fails here instead of hanging."""
 
@@ -27,6 +35,15 @@ def settle(engine: Engine) -> int:
         if not engine.tick():
             return num_ticks
     raise AssertionError(f"the engine still had work after {MAX_TICKS} ticks")
+
+
+def problem_of(future: Future[Finished]) -> Problem:
+    """Why a sample failed, as another process would read it."""
+    error = future.exception(timeout=0)
+    assert error is not None and type(error) in (ValueError, TimeoutError, RuntimeError)
+    problem = Problem.of(error)
+    assert problem is not None
+    return problem
 
 
 class Clock:

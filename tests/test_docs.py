@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_archive import FakeArchive
 from pydantic import BaseModel
 from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
-from test_http_api import app_of
 
 from configs.settings import PRESETS, AppConfig
 from deployments.client import RolloutClient
@@ -21,6 +19,8 @@ from pipeline.profile import ExecutionProfile
 from schemas.arrow import manifest_of
 from schemas.errors import CODES
 from schemas.request import RolloutRequest
+from tests.fake_archive import FakeArchive
+from tests.http_apps import app_of
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from fake_archive import FakeArchive
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
-from test_http_api import app_of
 
 from deployments.http.body_limit import BodyLimit
+from tests.fake_archive import FakeArchive
+from tests.http_apps import app_of
 
 
 def scope(method: str, path: str, *headers: tuple[bytes, bytes]) -> Scope:

@@ -6,10 +6,11 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_archive import FakeArchive
 from starlette.types import Message
-from test_http_api import BALL, ROLLOUTS, app_of, problem_of, talk
 from test_http_bodies import scope
+
+from tests.fake_archive import FakeArchive
+from tests.http_apps import BALL, ROLLOUTS, app_of, problem_of, talk
 
 PARTS = ("media.mp4", "audio.wav", "frames/3.png")
 

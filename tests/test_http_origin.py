@@ -1,17 +1,17 @@
-"""Pages in a browser: which of them may have something done here."""
+"""Pages in a browser: which of them may have something done here, and read the answer."""
 
 import asyncio
 from typing import Any
 
 import httpx
 import pytest
-from fake_archive import FakeArchive
-from test_http_api import ROLLOUTS, fleet, http_of, problem_of
-from test_sglang_api import FakeWeights
 
 from configs.settings import HttpSettings
 from deployments.http.api import http_app
 from deployments.sglang.api import sglang_router
+from tests.fake_archive import FakeArchive
+from tests.http_apps import ROLLOUTS, fleet, http_of, problem_of, talk
+from tests.sglang_apps import FakeWeights
 
 EVIL = "https://evil.example"
 CHANGING = [
@@ -86,3 +86,23 @@ def test_pages_of_origins_that_are_named_pass_and_read_the_answer(origins: tuple
 
 def test_what_only_reads_passes() -> None:
     assert sent("GET", "/health", {"origin": EVIL})[0].status_code == 200
+
+
+def test_pages_of_other_origins_read_nothing_unless_they_are_named() -> None:
+    origin = {"origin": "https://lab.example"}
+    asked = {
+        **origin,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "content-type",
+    }
+
+    async def script(http: httpx.AsyncClient, _: FakeArchive) -> tuple[httpx.Response, httpx.Response]:
+        return await http.options(ROLLOUTS, headers=asked), await http.get("/health", headers=origin)
+
+    allowed = "access-control-allow-origin"
+    before, answer = talk(script)
+    assert before.status_code == 405 and allowed not in before.headers and allowed not in answer.headers
+    before, answer = talk(script, cors_origins=("https://lab.example",))
+    assert before.status_code == 200 and answer.headers[allowed] == "https://lab.example"
+    _, answer = talk(script, cors_origins=("https://other.example",))
+    assert allowed not in answer.headers

@@ -1,15 +1,17 @@
-"""The OpenAPI document against the app: whatever is sent, no answer is undocumented and none is a fault of ours."""
+"""The OpenAPI document against the app: every field is in it, and whatever is sent, no answer is undocumented and none is a fault of ours."""
 
 from itertools import cycle
 
 import pytest
 import schemathesis
-from fake_archive import FakeArchive
-from openapi import NOT_SAID, explore
 from schemathesis.generation import GenerationMode
-from test_http_api import BALL, app_of
 
 from deployments.kept.api import Settled, Submitted
+from schemas.problem_details import ProblemDetails
+from schemas.request import RolloutRequest
+from tests.fake_archive import FakeArchive
+from tests.http_apps import BALL, app_of
+from tests.openapi import NOT_SAID, explore
 
 ACCEPTED = [
     "*/*",
@@ -55,3 +57,11 @@ def test_no_answer_is_undocumented_and_none_is_a_fault_of_ours(label: str) -> No
             case.call_and_validate(headers={"Accept": accept}, excluded_checks=NOT_SAID)
 
     explore(OPERATIONS[label], call, modes=modes, max_examples=30)
+
+
+def test_every_field_of_a_request_is_in_the_document() -> None:
+    document = app_of(FakeArchive()).openapi()
+    schemas = document["components"]["schemas"]
+    assert schemas["RolloutRequest"]["properties"].keys() == RolloutRequest.model_fields.keys()
+    assert schemas["ProblemDetails"]["properties"].keys() == ProblemDetails.model_fields.keys()
+    assert "HTTPValidationError" not in schemas

@@ -4,13 +4,13 @@ import asyncio
 
 import httpx
 import pytest
-from fake_archive import FakeArchive
-from test_http_api import fleet, http_of
-from test_sglang_api import FakeWeights
 
 from configs.settings import HttpSettings
 from deployments.http.api import http_app
 from deployments.sglang.api import sglang_router
+from tests.fake_archive import FakeArchive
+from tests.http_apps import fleet, http_of
+from tests.sglang_apps import FakeWeights
 
 ROUTES = ("/v1/rollouts", "/rollout/generate", "/get_weights_checksum", "/update_weights_from_disk")
 SURROGATES = [

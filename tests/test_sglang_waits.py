@@ -5,9 +5,9 @@ import threading
 from pathlib import Path
 
 import httpx
-from test_sglang_api import FakeArchive, FakeWeights, app_of
 
 from schemas.control import ReplicaState
+from tests.sglang_apps import FakeArchive, FakeWeights, app_of
 
 NUM_WAITING = 40
 """More than the threads that asyncio has for all else."""

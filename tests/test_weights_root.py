@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
-from test_sglang_api import saved
 
 from deployments.sglang.weights_root import weights_under
 from schemas.errors import Problem
+from tests.sglang_apps import saved
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "diffusion_pytorch_model.safetensors"

@@ -16,6 +16,8 @@ from schemas.weights import Publication
 
 Published = tuple[Publication, dict[str, StoredTensor]]
 
+ATTENTION = ["to_q", "to_v", "to_out.0"]
+
 loaded = cache(load)
 
 
@@ -54,6 +56,17 @@ def trained_adapter(
                     parameter.data = parameter.data.to(dtype)
                 parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
     return dict(get_peft_model_state_dict(trainer))
+
+
+def plain_lora(**changes: Any) -> LoraConfig:
+    return LoraConfig(**{"r": 4, "lora_alpha": 16, "target_modules": ATTENTION, **changes})
+
+
+def lora(trainer: LTX2VideoTransformer3DModel, seed: int = 3, **fields: Any) -> Published:
+    """The trainer's adapter as a publication. config, dtype: of the adapter."""
+    config, dtype = fields.pop("config", None) or plain_lora(), fields.pop("dtype", None)
+    tensors = trained_adapter(trainer, config, seed, dtype)
+    return published(tensors, update="lora", lora_config=config.to_dict(), **fields)
 
 
 def forward(transformer: LTX2VideoTransformer3DModel) -> tuple[Tensor, Tensor]:

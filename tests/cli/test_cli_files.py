@@ -2,28 +2,16 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from test_cli import Archive, app_of, files_in, served
 
 from deployments.cli.__main__ import main
+from tests.cli.serving import Archive, files_in
 
 RUN = {"manifest.json", "conditioning.arrows", "sample-0.arrows"}
-
-
-@pytest.fixture(scope="module")
-def archive() -> Archive:
-    return Archive(keep_bytes=2**40)
-
-
-@pytest.fixture(scope="module")
-def url(archive: Archive) -> Iterator[str]:
-    with served(app_of(archive)) as address:
-        yield address
 
 
 def sse(*samples: dict[str, Any]) -> httpx.MockTransport:
@@ -66,6 +54,17 @@ def test_a_file_that_a_rollout_could_write_is_not_touched_without_force(
     assert main(["rollout", "a", "--out", str(tmp_path), "--url", url]) == 2
     assert name in capsys.readouterr().err
     assert contents(tmp_path) == before and archive.num_sampled == sampled
+
+
+def test_what_is_there_is_not_overwritten_unless_asked(url: str, tmp_path: Path, capsys: Any) -> None:
+    run = ["rollout", "a red ball", "--out", str(tmp_path), "--url", url]
+    assert main([*run, "--group", "2"]) == 0
+    assert main(run) == 2 and "--force" in capsys.readouterr().err
+    assert main([*run, "--force"]) == 0
+    assert files_in(tmp_path) == {"manifest.json", "conditioning.arrows", "sample-0.arrows"}
+    clip = tmp_path / "clip.mp4"
+    clip.write_text("mine")
+    assert main(["generate", "a", "-o", str(clip), "--url", url]) == 2 and clip.read_text() == "mine"
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
@@ -143,6 +142,15 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_sampled(
 def test_a_name_may_be_as_long_as_names_may_be(url: str, tmp_path: Path) -> None:
     clip = tmp_path / ("n" * 251 + ".mp4")
     assert main(["generate", "x", "-o", str(clip), "--url", url]) == 0 and clip.stat().st_size > 0
+
+
+@pytest.mark.parametrize("command", ["generate", "rollout"])
+def test_a_rollout_that_fails_leaves_nothing_behind(
+    url: str, tmp_path: Path, capsys: Any, command: str
+) -> None:
+    place = {"generate": ["-o", str(tmp_path / "a.mp4")], "rollout": ["--out", str(tmp_path)]}[command]
+    assert main([command, "fails", *place, "--url", url]) == 1
+    assert "allow more" in capsys.readouterr().err and files_in(tmp_path) == set()
 
 
 def test_folders_that_were_made_for_what_did_not_come_go_again(url: str, tmp_path: Path) -> None:

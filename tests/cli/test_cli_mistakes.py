@@ -5,23 +5,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from test_cli import ROOT, Archive, app_of, as_from_a_terminal, canned, files_in, served
 
 from deployments.cli.__main__ import main
+from tests.cli.serving import ROOT, Archive, app_of, as_from_a_terminal, canned, files_in, served
 
 SECRET = "s3cret-of-mine"
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with served(app_of(Archive(keep_bytes=2**40))) as address:
-        yield address
 
 
 def the_object(text: str) -> dict[str, Any]:
@@ -38,6 +31,50 @@ def test_a_group_that_failed_in_part_is_one_object_with_its_error(
     told = the_object(capsys.readouterr().out)
     assert told["num_failed"] == 1 and [sample["sample_index"] for sample in told["samples"]] == [0, 2]
     assert told["error"]["code"] == "non_finite" and "1 samples failed" in told["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--num-frames", "120"], "num_frames must be 8k + 1, got 120; use 113 or 121"),
+        (["--request", '{"num_step": 3}'], "num_step is not a known field"),
+        (["--request", "{"], "--request cannot be read"),
+        (["--request", "[1]"], "must be a JSON object"),
+        (["--request", "@nowhere.json"], "nowhere.json"),
+        (["--request", '{"num_samples": 4}'], "--request cannot set num_samples"),
+        (["--group", "99"], "num_samples must be at most 8 over HTTP"),
+        (["--group", "0"], "num_samples must be at least 1"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_in_one_line(
+    url: str, tmp_path: Path, capsys: Any, options: list[str], said: str
+) -> None:
+    assert main(["rollout", "a red ball", "--out", str(tmp_path / "run"), "--url", url, *options]) == 2
+    out, err = capsys.readouterr()
+    assert said in err and err.startswith("error: ") and err.count("\n") == 1 and out == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_machines_are_told_in_json(url: str, tmp_path: Path, capsys: Any) -> None:
+    assert main(["generate", " ", "-o", str(tmp_path / "clip.mp4"), "--url", url, "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "invalid_request" and error["field"] == "prompt" and error["remedy"]
+    assert files_in(tmp_path) == set()
+
+
+@pytest.mark.parametrize("address", ["localhost:8000", "ftp://host", "http://", "http://a:b:c"])
+def test_what_is_no_address_is_told(address: str, capsys: Any) -> None:
+    assert main(["status", "--url", address]) == 2
+    assert "--url" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["paint"], ["rollout", "a"], ["generate", "a", "-o", "x", "--seed", "red"]]
+)
+def test_a_wrong_command_line_is_usage(argv: list[str], capsys: Any) -> None:
+    assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("usage:") and "\nerror: " in err
 
 
 @pytest.mark.parametrize(
