@@ -38,8 +38,10 @@ class Ref:
 
     def __init__(self, value: Any) -> None:
         self.value = value
+        self.is_fetched = False
 
     def __await__(self) -> Generator[Any, None, Any]:
+        self.is_fetched = True
         yield from asyncio.sleep(0).__await__()
         return self.value
 
