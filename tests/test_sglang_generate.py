@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from schemas.errors import Problem
+from tests.patience import PATIENCE_S, soon
 from tests.sglang_apps import GENERATE, FakeArchive, FakeWeights, app_of, post
 from tests.sglang_tables import read_answer
 
@@ -93,11 +94,10 @@ def test_who_hangs_up_no_longer_waits() -> None:
         transport = httpx.ASGITransport(app_of(archive, FakeWeights()))
         async with httpx.AsyncClient(transport=transport, base_url="http://app") as http:
             call = asyncio.create_task(http.post(GENERATE, json={"prompt": "a"}))
-            while not archive.waiting:
-                await asyncio.sleep(0.01)
+            await soon(lambda: archive.waiting)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await call
+                await asyncio.wait_for(call, PATIENCE_S)
         assert archive.waiting == 0
 
     asyncio.run(hang_up())
