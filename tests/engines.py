@@ -1,7 +1,9 @@
-"""Engines driven by hand, and what stands in for the transformer at their seam."""
+"""Engines driven by hand or by their own loop, and what stands in for the transformer at their seam."""
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from pipeline.engine import Engine
 from pipeline.entry import Finished
 from pipeline.sample import Job
 from schemas.errors import Problem
+from tests.patience import PATIENCE_S
 
 Order = Callable[..., Job]
 
@@ -37,9 +40,22 @@ def settle(engine: Engine) -> int:
     raise AssertionError(f"the engine still had work after {MAX_TICKS} ticks")
 
 
-def problem_of(future: Future[Finished]) -> Problem:
+@contextmanager
+def running(engine: Engine) -> Iterator[threading.Thread]:
+    """The engine's loop on a thread of its own, which ends with the block, whatever becomes of that."""
+    loop = threading.Thread(target=engine.run, daemon=True)
+    loop.start()
+    try:
+        yield loop
+    finally:
+        engine.stop()
+        loop.join(PATIENCE_S)
+    assert not loop.is_alive(), "the loop did not end"
+
+
+def problem_of(future: Future[Finished], timeout_s: float = 0) -> Problem:
     """Why a sample failed, as another process would read it."""
-    error = future.exception(timeout=0)
+    error = future.exception(timeout_s)
     assert error is not None and type(error) in (ValueError, TimeoutError, RuntimeError)
     problem = Problem.of(error)
     assert problem is not None

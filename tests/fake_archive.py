@@ -11,7 +11,6 @@ from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
-from cards import ltx23_card
 
 from deployments.kept.api import SampleProgress, Settled, Submitted
 from deployments.kept.shelf import Shelf, gone
@@ -22,6 +21,7 @@ from schemas.media import pack_media
 from schemas.resolve import resolve
 from schemas.resolved import ResolvedRequest
 from schemas.trajectory import pack_trajectory
+from tests.cards import ltx23_card
 
 CARD = ltx23_card()
 HEIGHT, WIDTH, NUM_FRAMES, FRAME_RATE, SAMPLE_RATE, NUM_SOUNDS = 64, 96, 9, 24.0, 48000, 17_960
@@ -38,8 +38,10 @@ class Ref:
 
     def __init__(self, value: Any) -> None:
         self.value = value
+        self.is_fetched = False
 
     def __await__(self) -> Generator[Any, None, Any]:
+        self.is_fetched = True
         yield from asyncio.sleep(0).__await__()
         return self.value
 

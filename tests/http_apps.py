@@ -12,11 +12,13 @@ from deployments.http.api import http_app
 from schemas.control import Fleet
 from schemas.problem_details import ProblemDetails
 from tests.fake_archive import FakeArchive
+from tests.patience import PATIENCE_S
 
 ROLLOUTS = "/v1/rollouts"
 BALL = {"prompt": "a red ball", "num_samples": 2, "seed": 7, "request_id": "ball"}
 PROBLEM = "application/problem+json"
 
+A = TypeVar("A", bound=FakeArchive)
 T = TypeVar("T")
 
 
@@ -35,10 +37,14 @@ def http_of(app: FastAPI) -> httpx.AsyncClient:
 
 def talk(script: Callable[[httpx.AsyncClient, FakeArchive], Awaitable[T]], **settings: Any) -> T:
     """Run a caller's script against a fresh app."""
+    return talk_to(FakeArchive(), script, **settings)
+
+
+def talk_to(archive: A, script: Callable[[httpx.AsyncClient, A], Awaitable[T]], **settings: Any) -> T:
+    """Run a caller's script against an app over this archive. A script that waits for what will not come is broken off."""
 
     async def run() -> T:
-        archive = FakeArchive()
-        async with http_of(app_of(archive, **settings)) as http:
+        async with asyncio.timeout(PATIENCE_S), http_of(app_of(archive, **settings)) as http:
             return await script(http, archive)
 
     return asyncio.run(run())

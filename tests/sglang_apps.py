@@ -29,6 +29,8 @@ class FakeArchive:
         self._fails = fails or {}
         self.asked: list[dict[str, Any]] = []
         self.made: list[Tables] = []
+        self.settled: Settled | None = None
+        """The last one, with its refs."""
         self.waiting = 0
         self.hold = asyncio.Event()
         self.hold.set()
@@ -49,7 +51,7 @@ class FakeArchive:
             tables(index, steps=(0, 1, 2, 3, 4), guided=request.guidance.needs_negative_prompt)
             for index in range(request.num_samples)
         ]
-        return {
+        self.settled = {
             "id": id,
             "group_id": "g",
             "request": request.model_dump(mode="json"),
@@ -66,6 +68,7 @@ class FakeArchive:
                 for index, made in enumerate(self.made)
             ],
         }
+        return self.settled
 
     async def find(self, id: str) -> Submitted:
         raise AssertionError
@@ -87,6 +90,7 @@ class FakeWeights:
         self.digests = [DIGEST, DIGEST]
         self.published: list[tuple[int, Path]] = []
         self.error: Exception | None = None
+        """What whatever changes the fleet fails with."""
 
     def _states(self) -> list[ReplicaState]:
         return [
@@ -111,6 +115,8 @@ class FakeWeights:
         return self._states()
 
     def wake(self) -> list[ReplicaState]:
+        if self.error is not None:
+            raise self.error
         self.run = "running"
         return self._states()
 

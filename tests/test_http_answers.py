@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from deployments.http.bodies import ARROW_TYPE
+from deployments.kept.api import SampleProgress
 from schemas.group_stream import read_group
 from tests.fake_archive import (
     FRAME_RATE,
@@ -22,7 +23,7 @@ from tests.fake_archive import (
     conditioning,
     trajectory_of,
 )
-from tests.http_apps import BALL, ROLLOUTS, app_of, talk
+from tests.http_apps import BALL, ROLLOUTS, app_of, talk, talk_to
 
 
 def events_of(text: str) -> list[tuple[str, Any]]:
@@ -64,21 +65,28 @@ def test_links_lead_through_the_path_that_the_app_is_under() -> None:
     assert asyncio.run(ask())["links"]["self"] == f"/under{ROLLOUTS}/ball"
 
 
+class StepByStep(FakeArchive):
+    """A late rollout takes its next step once the one before was told, and settles after the third."""
+
+    async def progress(
+        self, id: str, group_id: str, seen: list[SampleProgress] | None
+    ) -> list[SampleProgress]:
+        rollout = self.shelf.find(id)
+        if seen is not None and rollout.steps_done == 3:
+            self.release(id)
+        elif seen is not None:
+            rollout.steps_done += 1
+        return await super().progress(id, group_id, seen)
+
+
 def test_events_tell_each_samples_steps_and_end_with_the_summary() -> None:
-    async def script(http: httpx.AsyncClient, archive: FakeArchive) -> list[tuple[str, Any]]:
+    async def script(http: httpx.AsyncClient, _: StepByStep) -> list[tuple[str, Any]]:
         request = {**BALL, "prompt": "a late ball"}
-        call = asyncio.create_task(http.post(ROLLOUTS, json=request, headers={"accept": "text/event-stream"}))
-        while archive.shelf.get("ball") is None:
-            await asyncio.sleep(0.001)
-        for step in range(1, 4):
-            archive.shelf.find("ball").steps_done = step
-            await asyncio.sleep(0.02)
-        archive.release("ball")
-        answer = await call
+        answer = await http.post(ROLLOUTS, json=request, headers={"accept": "text/event-stream"})
         assert answer.headers["content-type"].startswith("text/event-stream")
         return events_of(answer.text)
 
-    events = talk(script)
+    events = talk_to(StepByStep(), script)
     assert events[0][0] == "started" and events[0][1]["request"]["seed"] == 7
     assert events[-1][0] == "summary" and len(events[-1][1]["samples"]) == 2
     told = [event for name, event in events if name == "progress"]

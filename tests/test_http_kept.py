@@ -6,6 +6,7 @@ import httpx
 
 from tests.fake_archive import FakeArchive
 from tests.http_apps import BALL, ROLLOUTS, problem_of, talk
+from tests.patience import soon
 
 
 def test_the_same_request_id_gives_the_same_rollout_and_another_request_is_refused() -> None:
@@ -41,8 +42,8 @@ def test_a_caller_who_hangs_up_waits_no_longer() -> None:
         for accept in ("application/json", "text/event-stream"):
             request = {**BALL, "prompt": "a late ball"}
             call = asyncio.create_task(http.post(ROLLOUTS, json=request, headers={"accept": accept}))
-            while not (rollout := archive.shelf.get("ball")) or not rollout.num_waiting:
-                await asyncio.sleep(0.001)
+            await soon(lambda: any(rollout.num_waiting for rollout in archive.shelf.running))
+            rollout = archive.shelf.find("ball")
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             assert rollout.num_waiting == 0 and archive.shelf.get("ball") is None

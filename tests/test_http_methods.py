@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 from starlette.types import Message
-from test_http_bodies import scope
 
+from tests.asgi import scope
 from tests.fake_archive import FakeArchive
 from tests.http_apps import BALL, ROLLOUTS, app_of, problem_of, talk
 

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Awaitable
 
 import pytest
-from test_kept_rollouts import BALL, FakeClient, hang_up, refused, run, waiting
 
 from deployments.kept import rollouts as kept_rollouts
 from deployments.kept.api import Submitted
 from deployments.kept.rollouts import KeptRollouts
+from tests.kept import BALL, FakeClient, hang_up, refused, run, waiting
 
 
 @pytest.mark.parametrize("how", ["submit", "find"])

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from cards import ltx23_card
 
 from schemas.errors import Problem
 from schemas.fields import MAX_ITEMS
@@ -15,6 +14,7 @@ from schemas.resolve import resolve
 from schemas.sglang import SGLangRequest
 from schemas.sglang_weights import ChecksumRequest, UpdateFromDisk
 from schemas.validation import validated
+from tests.cards import ltx23_card
 
 SOON_S = 2.0
 """Each takes well under a tenth of it on an idle core; what grows by the square takes minutes."""

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from sglang_tables import NUM_STEPS, SIGMAS, Tables, as_float32, read_answer, tables
 
 from pipeline.tensors import owned
 from schemas.conditioning import read_conditioning
@@ -16,6 +15,7 @@ from schemas.sglang import SGLangRequest
 from schemas.sglang_answer import answer_of
 from schemas.sglang_wire import PIECE_BYTES, WireTensor, pieces, tensor
 from schemas.trajectory import read_trajectory
+from tests.sglang_tables import NUM_STEPS, SIGMAS, Tables, as_float32, read_answer, tables
 
 FIELDS_OF_THAT_SERVER = {
     "request_id",

@@ -3,6 +3,7 @@
 import pytest
 
 from schemas.control import Control, Fleet
+from schemas.errors import Problem
 from tests.sglang_apps import DIGEST, FakeWeights, post
 
 
@@ -44,3 +45,29 @@ def test_memory_is_released_and_resumed_and_twice_is_once() -> None:
         answer = post("/resume_memory_occupation", b"", weights=weights)
         assert answer.json()["success"] is True and answer.json()["sleeping"] is False
         assert weights.run == "running"
+
+
+@pytest.mark.parametrize("route", ["release_memory_occupation", "resume_memory_occupation"])
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (
+            Problem(code="deadline_exceeded", rule="was not done in time").exception(),
+            504,
+            "deadline_exceeded",
+        ),
+        (Problem(code="halted", rule="another update is under way").exception(), 503, "halted"),
+        (OSError("disk on fire"), 500, "internal"),
+    ],
+)
+def test_memory_that_is_neither_released_nor_resumed_is_told_in_that_servers_form(
+    route: str, error: Exception, status: int, code: str
+) -> None:
+    weights = FakeWeights()
+    weights.error = error
+    answer = post(f"/{route}", weights=weights)
+    told = answer.json()
+    assert (answer.status_code, told["success"], told["code"]) == (status, False, code)
+    assert told["rule"] in told["message"] and "sleeping" not in told
+    assert "fire" not in answer.text
+    assert weights.run == "running"

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from schemas.errors import Problem
+from tests.patience import PATIENCE_S, soon
 from tests.sglang_apps import GENERATE, FakeArchive, FakeWeights, app_of, post
 from tests.sglang_tables import read_answer
 
@@ -37,10 +38,21 @@ def test_a_group_is_answered_as_that_servers_trainers_read_it() -> None:
             assert (env["encoder_hidden_states"].numpy() == context[0]).all()
 
 
-def test_an_evaluation_returns_no_states_and_fetches_none() -> None:
-    (sample,) = read_answer(post(GENERATE, {"prompt": "a", "rollout": False}).content)
+@pytest.mark.parametrize(
+    "asked", [{}, {"rollout_return_dit_trajectory": True, "rollout_return_denoising_env": True}]
+)
+def test_an_evaluation_returns_no_states_and_fetches_none(asked: dict[str, bool]) -> None:
+    archive = FakeArchive()
+    answer = post(GENERATE, {"prompt": "a", "rollout": False, **asked}, archive=archive)
+    (sample,) = read_answer(answer.content)
     assert sample["generated_output"].shape == (9, 4, 6, 3)
     assert sample["rollout_log_probs"] is None and sample["dit_trajectory"] is None
+    assert sample["denoising_env"] is None and sample["kept_step_indices"] is None
+
+    assert archive.asked[0]["trajectory"] is False, "no states are kept"
+    assert archive.settled is not None
+    (settled,) = archive.settled["samples"]
+    assert settled["media"].is_fetched and not archive.settled["conditioning"].is_fetched
 
 
 @pytest.mark.parametrize(
@@ -82,11 +94,10 @@ def test_who_hangs_up_no_longer_waits() -> None:
         transport = httpx.ASGITransport(app_of(archive, FakeWeights()))
         async with httpx.AsyncClient(transport=transport, base_url="http://app") as http:
             call = asyncio.create_task(http.post(GENERATE, json={"prompt": "a"}))
-            while not archive.waiting:
-                await asyncio.sleep(0.01)
+            await soon(lambda: archive.waiting)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await call
+                await asyncio.wait_for(call, PATIENCE_S)
         assert archive.waiting == 0
 
     asyncio.run(hang_up())

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cards import ltx23_card
-from sglang_tables import tables
 
 from schemas.errors import Problem
 from schemas.request import RolloutRequest
 from schemas.resolve import resolve
 from schemas.sglang import FIELD_NAMES, WITHOUT_EFFECT, SGLangRequest, in_their_words, rollout_request_of
 from schemas.sglang_answer import answer_of
+from tests.cards import ltx23_card
+from tests.sglang_tables import tables
 
 DEFAULTS_OF_THAT_SERVER = {
     "prompt": "a red ball",

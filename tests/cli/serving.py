@@ -2,8 +2,9 @@
 
 import signal
 import socket
+import subprocess
+import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from deployments.http.api import http_app
 from deployments.kept.api import Submitted
 from schemas.control import Control, Fleet, ReplicaState
 from tests.fake_archive import FakeArchive
+from tests.patience import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[2]
 FLEET = Fleet(
@@ -55,13 +57,47 @@ def served(app: Any) -> Iterator[str]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
-        while not server.started:
-            time.sleep(0.01)
+        until(lambda: server.started or not thread.is_alive())
+        assert server.started
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join()
+        thread.join(PATIENCE_S)
         listening.close()
+        assert not thread.is_alive(), "the server did not end"
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """An address at which nobody listens, and nobody can begin to."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def interrupted(archive: Archive, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What the command line leaves behind as a process that gets Ctrl-C once the archive has it waiting for a rollout."""
+    command = [sys.executable, "-m", "deployments.cli", *arguments]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=as_from_a_terminal,
+    )
+    try:
+        until(
+            lambda: (
+                any(rollout.num_waiting for rollout in archive.shelf.running) or process.poll() is not None
+            )
+        )
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def canned(answer: httpx.Response) -> httpx.MockTransport:

@@ -1,10 +1,6 @@
 """Mistakes on the command line: whose they are said to be, and that a machine is always told in one JSON object."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +8,7 @@ import httpx
 import pytest
 
 from deployments.cli.__main__ import main
-from tests.cli.serving import ROOT, Archive, app_of, as_from_a_terminal, canned, files_in, served
+from tests.cli.serving import Archive, app_of, canned, files_in, interrupted, served
 
 SECRET = "s3cret-of-mine"
 
@@ -94,20 +90,9 @@ def test_a_wrong_command_line_is_one_object(argv: list[str], capsys: Any) -> Non
 def test_ctrl_c_is_one_object(tmp_path: Path) -> None:
     archive = Archive()
     with served(app_of(archive)) as address:
-        command = ["rollout", "late", "--out", str(tmp_path), "--url", address, "--json"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "deployments.cli", *command],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=as_from_a_terminal,
-        )
-        while not any(rollout.num_waiting for rollout in archive.shelf.running):
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "stopped" in the_object(out)["error"]["message"]
+        process = interrupted(archive, "rollout", "late", "--out", str(tmp_path), "--url", address, "--json")
+    assert process.returncode == 130, process.stderr
+    assert "stopped" in the_object(process.stdout)["error"]["message"]
     assert files_in(tmp_path) == set()
 
 

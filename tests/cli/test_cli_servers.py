@@ -1,7 +1,6 @@
 """Servers that are not there, are another's, or break off: each is told in words."""
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import httpx
 import pytest
 
 from deployments.cli.__main__ import main
-from tests.cli.serving import canned, files_in
+from tests.cli.serving import canned, files_in, nobody
 
 
 def test_a_download_that_breaks_leaves_no_part(tmp_path: Path, capsys: Any) -> None:
@@ -62,9 +61,8 @@ def test_answers_of_others_are_told_in_words(
 
 
 def test_where_no_app_is_the_address_is_told(capsys: Any, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    for command in (["status"], ["weights"], ["generate", "a", "-o", str(tmp_path / "a.mp4")]):
-        assert main([*command, "--url", address]) == 3
-        err = capsys.readouterr().err
-        assert address in err and "serve run" in err
+    with nobody() as address:
+        for command in (["status"], ["weights"], ["generate", "a", "-o", str(tmp_path / "a.mp4")]):
+            assert main([*command, "--url", address]) == 3
+            err = capsys.readouterr().err
+            assert address in err and "serve run" in err

@@ -2,16 +2,15 @@
 
 import concurrent.futures
 import threading
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from pipeline.engine import Engine
-from pipeline.entry import Finished
 from pipeline.velocity import VelocityModel
 from schemas.card import ModelCard
-from tests.engines import NUM_STEPS, Clock, Order, RowByRow, StillTransformer, problem_of, settle
+from tests.engines import NUM_STEPS, Clock, Order, RowByRow, StillTransformer, problem_of, running, settle
+from tests.patience import PATIENCE_S
 
 
 def test_progress_tells_of_every_sample_held_with_its_steps(
@@ -46,16 +45,15 @@ def test_the_loop_serves_threads_until_it_is_stopped(
     card: ModelCard, model: VelocityModel, order: Order
 ) -> None:
     engine = Engine(model, card, row_buckets=(1, 2, 4))
-    loop = threading.Thread(target=engine.run, daemon=True)
     started = engine.last_beat
-    loop.start()
-    with concurrent.futures.ThreadPoolExecutor(4) as callers:
-        futures = list(callers.map(engine.submit, [order(k, num_inference_steps=2) for k in range(6)]))
-    assert all(future.result(timeout=60).sample.done for future in futures)
-    assert engine.last_beat > started
-    engine.stop()
-    loop.join(timeout=60)
-    assert not loop.is_alive()
+    with running(engine) as loop:
+        with concurrent.futures.ThreadPoolExecutor(4) as callers:
+            futures = list(callers.map(engine.submit, [order(k, num_inference_steps=2) for k in range(6)]))
+        assert all(future.result(PATIENCE_S).sample.done for future in futures)
+        assert engine.last_beat > started
+        engine.stop()
+        loop.join(PATIENCE_S)
+        assert not loop.is_alive()
 
 
 def test_stopping_fails_what_is_held_and_takes_no_more(
@@ -65,49 +63,42 @@ def test_stopping_fails_what_is_held_and_takes_no_more(
 
     def before(_: dict[str, Any]) -> None:
         forward_began.set()
-        assert may_go_on.wait(timeout=60)
+        assert may_go_on.wait(PATIENCE_S)
 
     engine = Engine(VelocityModel(RowByRow(still, before)), card, row_buckets=(1,))
     futures = [engine.submit(order(k)) for k in range(2)]
-    loop = threading.Thread(target=engine.run, daemon=True)
-    loop.start()
-    assert forward_began.wait(timeout=60)
-    engine.stop()
-    with pytest.raises(RuntimeError, match="replica_died"):
-        engine.submit(order(2))
-    may_go_on.set()
-    loop.join(timeout=60)
+    with running(engine):
+        try:
+            assert forward_began.wait(PATIENCE_S)
+            engine.stop()
+            with pytest.raises(RuntimeError, match="replica_died"):
+                engine.submit(order(2))
+        finally:
+            may_go_on.set()
     for future in futures:
         problem = problem_of(future)
         assert problem.code == "replica_died" and "stopped" in problem.rule
     assert engine.progress() == []
 
 
+@pytest.mark.parametrize("when", ["before a sample moved", "after one moved"])
 def test_a_tick_that_fails_as_a_whole_fails_its_samples_and_the_loop_goes_on(
-    still: StillTransformer, card: ModelCard, order: Order
+    still: StillTransformer, card: ModelCard, order: Order, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    class Stumbling(Clock):
-        """Fails once, at its call number ``fails_at``."""
+    engine = Engine(VelocityModel(still), card, row_buckets=(1,))
+    tick = engine.tick
 
-        num_calls, fails_at = 0, 0
+    def stumble() -> bool:
+        """The first tick alone."""
+        monkeypatch.setattr(engine, "tick", tick)
+        if when == "after one moved":
+            tick()
+        raise OSError("no time")
 
-        def __call__(self) -> float:
-            self.num_calls += 1
-            if self.num_calls == self.fails_at:
-                raise OSError("no time")
-            return super().__call__()
-
-    clock = Stumbling()
-    engine = Engine(VelocityModel(still), card, row_buckets=(1,), clock=clock)
-    unlucky = engine.submit(order(0))
-    clock.fails_at = clock.num_calls + 2  # of the first tick: the call before it is the heartbeat
-    later: list[Future[Finished]] = []
-
-    def go_on(_: Future[Finished]) -> None:
-        later.append(engine.submit(order(1)))
-        later[0].add_done_callback(lambda _: engine.stop())
-
-    unlucky.add_done_callback(go_on)
-    engine.run()
-    assert problem_of(unlucky).code == "internal" and "between steps" in problem_of(unlucky).rule
-    assert later[0].result(timeout=0).sample.done
+    monkeypatch.setattr(engine, "tick", stumble)
+    unlucky = [engine.submit(order(k)) for k in range(2)]
+    with running(engine):
+        for future in unlucky:
+            problem = problem_of(future, PATIENCE_S)
+            assert problem.code == "internal" and "between steps" in problem.rule
+        assert engine.submit(order(2)).result(PATIENCE_S).sample.done
