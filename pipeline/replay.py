@@ -9,7 +9,7 @@ It knows no optimizer and no loss.
 few at a time, for a backward pass in between. They run in the caller's gradient mode.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +36,10 @@ class StepLogProbs:
     step: int
     video: Tensor | None
     audio: Tensor | None
+    means: Mapping[Modality, Tensor]
+    """Of the next state, float32 [L, C] with the same graph; of the stochastic modalities."""
+    stds: Mapping[Modality, float]
+    """Of each element of the next state; of the stochastic modalities."""
 
 
 def log_probs(
@@ -186,6 +190,8 @@ def _log_probs(move: StoredMove, state: Latents, velocities: Sequence[Latents]) 
     sigmas, plan = _sigmas(move), plan_of(move.request)
     moved = _state(move.view, move.step + 1, state["video"].device)
     scored: dict[Modality, Tensor | None] = dict.fromkeys(MODALITIES)
+    means: dict[Modality, Tensor] = {}
+    stds: dict[Modality, float] = {}
     for modality in MODALITIES:
         if not move.is_stochastic(modality):
             continue
@@ -207,8 +213,14 @@ def _log_probs(move: StoredMove, state: Latents, velocities: Sequence[Latents]) 
         )
         assert scored_move.log_prob is not None
         scored[modality] = scored_move.log_prob[0]
+        means[modality], stds[modality] = scored_move.mean[0], float(scored_move.std[0])
     return StepLogProbs(
-        trajectory=move.trajectory, step=move.step, video=scored["video"], audio=scored["audio"]
+        trajectory=move.trajectory,
+        step=move.step,
+        video=scored["video"],
+        audio=scored["audio"],
+        means=means,
+        stds=stds,
     )
 
 

@@ -77,6 +77,7 @@ def run(home: Path, out: Path, wanted: dict[str, list[str]], iterations: int) ->
             if is_whole(out / name, iterations):
                 print(f"\n{name} is there already")
                 continue
+            shutil.rmtree(out / name, ignore_errors=True)  # a run that was stopped on its way
             what = [
                 "-m",
                 "examples.grpo.train",

@@ -1,6 +1,10 @@
 """The parts of examples/grpo that need no cluster: advantages, the clipped loss, rewards, a step of learning, the arguments."""
 
+import importlib
+import json
 import math
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +14,16 @@ import pytest
 import torch
 import tyro
 from pydantic import ValidationError
+from torch.distributions import Normal, kl_divergence
 
+from examples.grpo import train
 from examples.grpo.loss import advantages, clipped_loss, kl, shuffled
 from examples.grpo.policy import Policy
 from examples.grpo.rewards import PITCH_HZ, REWARDS, RewardWorker, loudness, named, redness
 from examples.grpo.settings import Settings
+from examples.grpo.trainer import check
 from pipeline.engine import Engine
+from pipeline.noise import MODALITIES
 from pipeline.replay import log_probs_of_many
 from pipeline.velocity import VelocityModel
 from schemas.card import ModelCard
@@ -78,10 +86,11 @@ def test_past_the_clip_range_only_the_way_back_has_a_gradient(
     assert log_prob.grad is not None and bool(log_prob.grad) is has_gradient
 
 
-def test_the_distance_to_the_reference_is_zero_at_it_and_positive_elsewhere() -> None:
-    reference = torch.tensor([-1.0, -1.0, -1.0])
-    found = kl(torch.tensor([-1.1, -1.0, -0.9]), reference)
-    assert found[1] == 0 and (found[[0, 2]] > 0).all()
+def test_the_distance_to_the_reference_is_that_of_gaussians_per_element() -> None:
+    mean, reference = torch.randn(2, 40, 3, generator=torch.Generator().manual_seed(1))
+    exact = kl_divergence(Normal(mean, 0.3), Normal(reference, 0.3)).mean()
+    torch.testing.assert_close(kl(mean, reference, 0.3), exact)
+    assert kl(mean, mean, 0.3) == 0
 
 
 def test_redness_is_that_of_the_color() -> None:
@@ -118,6 +127,17 @@ def given(*words: str) -> Settings:
     return tyro.cli(Settings, args=words)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "0.5"])
+def test_what_is_no_number_is_no_reward(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = RewardWorker({"video": "redness", "audio": "loudness"})
+    monkeypatch.setitem(worker.rewards, "audio", lambda _: value)
+    tables = pack_media(np.zeros((1, 2, 2, 3), np.uint8), 24.0, np.zeros((2, 4800), np.float32), 48_000, {})
+    with pytest.raises(
+        ValueError, match=f"audio_reward: 'loudness' must return a finite number, got {value!r}"
+    ):
+        worker.score(tables)
+
+
 def test_every_setting_is_an_argument_and_keeps_its_default() -> None:
     assert given() == Settings()
     words = ["--on-policy", "--seed", "3", "--prompts", "a, b", "c", "--request", '{"height": 64}']
@@ -138,11 +158,59 @@ def test_every_setting_is_an_argument_and_keeps_its_default() -> None:
         ("video_reward", "no.such:thing", "redness, loudness or .*, got 'no.such:thing'"),
         ("audio_reward", "math:pi", "redness, loudness or .*, got 'math:pi'"),
         ("audio_reward", "math:nothing", "redness, loudness or .*, got 'math:nothing'"),
+        ("request", {"seed": 3}, "request.seed is the trainer's to set, got 3; use seed"),
+        ("request", {"media": False}, "request.media is the trainer's to set"),
+        ("max_staleness", 0, "must be at least 1, got 0; for none, use on_policy"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_by_name(field: str, value: object, rule: str) -> None:
-    with pytest.raises(ValidationError, match=f"{field}\n  .*{rule}"):
+    with pytest.raises(ValidationError, match=f"(?s){field}.*{rule}"):
         Settings(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"model": "small"}, "model must be what the app serves, 'tiny', got 'small'"),
+        ({"request": {"heigth": 64}}, "did you mean height"),
+        ({"prompts": ("a red ball", "")}, '"field": "prompt"'),
+        ({"request": {"transition": {m: {"kind": "ode"} for m in MODALITIES}}}, "must be stochastic"),
+        ({"request": {"transition": {"video": {"kind": "ode"}}}, "audio_weight": 0.0}, "must be stochastic"),
+        ({"log_prob_kind": "squared_error"}, "log_prob_kind must be that of request.transition, 'density'"),
+    ],
+)
+def test_what_the_app_cannot_give_is_refused_before_anything_is_sampled(
+    settings: dict[str, Any], rule: str, card: ModelCard
+) -> None:
+    check(Settings(), card)
+    with pytest.raises(ValueError, match=rule):
+        check(Settings(**settings), card)
+
+
+def test_a_copy_of_the_example_runs_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(Path(train.__file__).parent, tmp_path / "my_grpo")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("my_grpo.train")
+    assert mine.REPOSITORY == train.REPOSITORY
+    for name in ("Settings", "Trainer"):
+        assert getattr(mine, name).__module__.startswith("my_grpo.")
+    assert sys.modules["my_grpo.policy"].clipped_loss.__module__ == "my_grpo.loss"
+
+
+def test_a_folder_is_begun_once_and_resumed_where_its_checkpoint_is(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match=r"resume needs a checkpoint, and there is no .*checkpoint\.pt"):
+        train.begin(out, resume=True)
+    assert train.begin(out, resume=False) == []
+    lines = [json.dumps({"iteration": number}) + "\n" for number in (1, 2, 3)]
+    (out / "history.jsonl").write_text("".join(lines))
+    with pytest.raises(ValueError, match="holds a run; go on with --resume"):
+        train.begin(out, resume=False)
+    torch.save({"updates": 2}, out / "checkpoint.pt")
+    assert train.begin(out, resume=True) == lines[:2]
+    assert (out / "history.jsonl").read_text() == "".join(lines[:2])
+    with pytest.raises(ValueError, match="out must be a folder, got the file"):
+        train.begin(out / "history.jsonl", resume=False)
 
 
 ADVANTAGES = {"video": [1.0, -1.0], "audio": [-1.0, 1.0]}
@@ -194,16 +262,15 @@ def test_learning_starts_at_a_ratio_of_one_and_makes_good_samples_likelier(
     assert extremes(other.learn(sampled(policy), prompt, ADVANTAGES)) == {1.0}
 
 
-def test_a_modality_of_weight_zero_moves_nothing(
+def test_a_modality_of_weight_zero_moves_nothing_of_its_own(
     sampled: Callable[[Policy], list[TrajectoryView]], condition: Any
 ) -> None:
-    both = Policy(Settings(audio_weight=0.0, video_weight=0.0))
-    before = {name: value.clone() for name, value in both.adapter().items()}
-    row = both.learn(sampled(both), [condition("a red ball")], ADVANTAGES)
-    assert row["grad_norm"] == 0
-    assert all(torch.equal(value, before[name]) for name, value in both.adapter().items())
+    with pytest.raises(ValidationError, match="must not both be 0"):
+        Settings(audio_weight=0.0, video_weight=0.0)
     video = Policy(Settings(audio_weight=0.0))
-    video.learn(sampled(video), [condition("a red ball")], ADVANTAGES)
+    before = {name: value.clone() for name, value in video.adapter().items()}
+    row = video.learn(sampled(video), [condition("a red ball")], {**ADVANTAGES, "audio": [math.nan, 0.0]})
+    assert row["ratio_audio_min"] == row["ratio_audio_max"] == 1.0
     moved = {name for name, value in video.adapter().items() if not torch.equal(value, before[name])}
     assert any("proj_out" in name for name in moved)
     assert not any("audio_proj_out" in name for name in moved)
@@ -235,3 +302,58 @@ def test_the_distance_to_the_checkpoint_pulls_back(
     assert policy.learn(sampled(policy), prompt, none)["grad_norm"] == 0
     policy.learn(sampled(policy), prompt, ADVANTAGES)
     assert policy.learn(sampled(policy), prompt, none)["grad_norm"] > 0
+    row = policy.learn(sampled(policy), prompt, none)
+    assert row["kl_video"] > 0 and row["kl_audio"] > 0
+
+
+def test_of_a_modality_that_moves_by_ode_there_is_no_figure(
+    order: Any, trajectory: Any, card: ModelCard, condition: Any
+) -> None:
+    policy = Policy(Settings())
+    engine = Engine(VelocityModel(policy.transformer), card, row_buckets=(2,))
+    by_ode = {"transition": {"audio": {"kind": "ode"}}, "num_inference_steps": 2}
+    finished = sample(engine, [order(index, **by_ode) for index in range(2)])
+    views = [trajectory(one, of=policy.transformer) for one in finished]
+    row = policy.learn(views, [condition("a red ball")], ADVANTAGES)
+    assert "ratio_video_max" in row and not any("audio" in name for name in row)
+
+
+def test_a_fresh_rollout_of_other_weights_is_refused_before_it_is_learned_from(
+    sampled: Callable[[Policy], list[TrajectoryView]], condition: Any
+) -> None:
+    policy, prompt = Policy(Settings()), [condition("a red ball")]
+    views = sampled(policy)
+    with torch.no_grad():
+        policy.transformer.proj_out.base_layer.weight += 0.05
+    before = {name: value.clone() for name, value in policy.adapter().items()}
+    with pytest.raises(RuntimeError, match="the app samples from other weights than the trainer's"):
+        policy.learn(views, prompt, ADVANTAGES, [0, 1])
+    assert policy.updates == 0
+    assert all(torch.equal(value, before[name]) for name, value in policy.adapter().items())
+    policy.learn(views, prompt, ADVANTAGES, [1, 1])
+
+
+@pytest.mark.parametrize("changed", [{"rank": 4}, {"alpha": 8.0}, {"target_modules": r".*\.to_q"}])
+def test_a_checkpoint_of_another_adapter_is_refused_by_name(changed: dict[str, Any], tmp_path: Path) -> None:
+    Policy(Settings()).save(tmp_path / "checkpoint.pt")
+    (name,) = changed
+    with pytest.raises(ValueError, match=f"{name} must be the checkpoint's"):
+        Policy(Settings(**changed)).restore(tmp_path / "checkpoint.pt")
+
+
+def test_a_resumed_run_has_the_learning_rate_that_it_asks_for(tmp_path: Path) -> None:
+    Policy(Settings()).save(tmp_path / "checkpoint.pt")
+    slower = Policy(Settings(learning_rate=1e-5))
+    slower.restore(tmp_path / "checkpoint.pt")
+    assert [group["lr"] for group in slower.optimizer.param_groups] == [1e-5]
+
+
+def test_beside_bfloat16_weights_the_adapter_is_float32_and_ratios_begin_at_one(
+    sampled: Callable[[Policy], list[TrajectoryView]], condition: Any
+) -> None:
+    policy = Policy(Settings(dtype="bfloat16"))
+    assert {value.dtype for value in policy.adapter().values()} == {torch.float32}
+    assert policy.transformer.dtype == torch.bfloat16
+    for _ in range(2):
+        row = policy.learn(sampled(policy), [condition("a red ball")], ADVANTAGES)
+        assert extremes(row) == {1.0}

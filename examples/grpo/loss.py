@@ -35,7 +35,9 @@ def clipped_loss(
     return -torch.minimum(ratio * advantage, clipped * advantage), float(ratio.detach())
 
 
-def kl(log_prob: Tensor, reference: Tensor) -> Tensor:
-    """An estimate of the distance from a reference policy that is never negative: exp(d) - d - 1, d = reference - new."""
-    difference = reference - log_prob
-    return torch.exp(difference) - difference - 1
+def kl(mean: Tensor, reference_mean: Tensor, std: float) -> Tensor:
+    """Distance of a move from the reference policy's, per element: that of two Gaussians of one std, in closed form.
+
+    Log-probs are means over elements, so no estimate from their difference is one of this.
+    """
+    return (mean - reference_mean).square().mean() / (2 * std**2)

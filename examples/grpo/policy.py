@@ -5,6 +5,7 @@ It knows trajectories and advantages, no rewards and no cluster.
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ import torch
 from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 
-from examples.grpo.loss import clipped_loss, kl
-from examples.grpo.settings import Settings
 from pipeline.checkpoint import load
 from pipeline.conditioning import Conditioning
-from pipeline.noise import MODALITIES
+from pipeline.noise import MODALITIES, Modality
 from pipeline.profile import adopt
-from pipeline.replay import StepLogProbs, log_probs_of_many, micro_batches
+from pipeline.replay import StepLogProbs, micro_batches
 from schemas.trajectory import TrajectoryView
+
+from .loss import clipped_loss, kl
+from .settings import Settings
 
 Row = dict[str, float]
 """One iteration in numbers."""
@@ -39,6 +41,8 @@ class Policy:
         torch.manual_seed(settings.seed)
         self.transformer.add_adapter(self.lora)
         self.parameters = [p for p in self.transformer.parameters() if p.requires_grad]
+        for parameter in self.parameters:  # in bfloat16, small updates would be rounded away
+            parameter.data = parameter.data.float()
         self.optimizer = torch.optim.AdamW(self.parameters, lr=settings.learning_rate, weight_decay=0.0)
 
     def adapter(self) -> dict[str, Tensor]:
@@ -50,79 +54,119 @@ class Policy:
         trajectories: Sequence[TrajectoryView],
         conditionings: Sequence[Conditioning],
         advantages: Mapping[str, Sequence[float]],
+        staleness: Sequence[int] | None = None,
     ) -> Row:
-        """Optimizer steps on all samples and their stochastic steps. advantages: of each sample, per modality.
+        """Optimizer steps on all samples and their stochastic steps. advantages: of each sample, per modality; staleness:
+        updates since the weights that a sample was made with, where they are known.
 
-        Raises ValueError where this process cannot compute as the rollouts were computed.
+        Raises ValueError where this process cannot compute as the rollouts were computed, and RuntimeError, before
+        anything is learned, where the first ratio of a sample of these very weights is beyond the clip range.
         """
+        settings = self.settings
         adopt(trajectories[0].manifest["execution_profile"], self.transformer)
         replayed: Any = (self.transformer, trajectories, conditionings)
-        how: Any = {"log_prob_kind": self.settings.log_prob_kind, "max_rows": self.settings.max_rows}
-        references = self._references(replayed, how) if self.settings.kl_weight else None
+        how: Any = {"log_prob_kind": settings.log_prob_kind, "max_rows": settings.max_rows}
+        references = self._references(replayed, how) if settings.kl_weight else {}
         row: Row = {}
-        for _ in range(self.settings.epochs):
-            ratios: dict[str, list[float]] = {modality: [] for modality in MODALITIES}
+        for epoch in range(settings.epochs):
+            found: dict[str, list[float]] = {}
             for moves in micro_batches(*replayed, **how):
-                losses = [
-                    self._loss(move, modality, trajectories, advantages, references, ratios)
-                    for move in moves
-                    for modality in MODALITIES
-                    if getattr(move, modality) is not None  # it is where the modality moved by ode
-                ]
-                (torch.stack(losses).sum() / len(trajectories)).backward()  # type: ignore[no-untyped-call]
-            norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
+                losses = []
+                for move, m in product(moves, MODALITIES):
+                    if getattr(move, m) is None:  # the modality moved by ode
+                        continue
+                    index, reference = move.trajectory, references.get((move.trajectory, move.step))
+                    old = trajectories[index].manifest[f"log_probs_{m}"][move.step]
+                    loss, figures = self._loss(move, m, old, advantages[m][index], reference)
+                    if epoch == 0 and staleness and not staleness[index]:
+                        self._check_fresh(figures[f"ratio_{m}"])
+                    for name, value in figures.items():
+                        found.setdefault(name, []).append(value)
+                    if self.weights[m]:
+                        losses.append(self.weights[m] * loss)
+                if losses:
+                    (torch.stack(losses).sum() / len(trajectories)).backward()  # type: ignore[no-untyped-call]
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, settings.max_grad_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
-            row = row or {**_summary(ratios, self.settings.clip_range), "grad_norm": float(norm)}
+            row = row or {**_summary(found, settings.clip_range), "grad_norm": float(norm)}
         self.updates += 1
         return row
 
     def save(self, path: Path) -> None:
         """Write a checkpoint in the place of the one before, whole or not at all."""
-        state = {"adapter": self.adapter(), "optimizer": self.optimizer.state_dict(), "updates": self.updates}
+        state = {
+            "form": self._form(),
+            "adapter": self.adapter(),
+            "optimizer": self.optimizer.state_dict(),
+            "updates": self.updates,
+        }
         torch.save(state, path.with_suffix(".part"))
         os.replace(path.with_suffix(".part"), path)
 
     def restore(self, path: Path) -> None:
+        """Go on from a checkpoint, at this run's learning rate. Raises ValueError for an adapter of another form."""
         state = torch.load(path, map_location=self.settings.device, weights_only=True)
+        for name, value in self._form().items():
+            if state["form"][name] != value:
+                rule = f"{name} must be the checkpoint's, {state['form'][name]!r}, got {value!r}"
+                raise ValueError(f"{rule}; or begin in another folder")
         set_peft_model_state_dict(self.transformer, state["adapter"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate
         self.updates = state["updates"]
+
+    def _form(self) -> dict[str, Any]:
+        """What two runs must have in common to share an adapter."""
+        return {name: getattr(self.settings, name) for name in ("model", "rank", "alpha", "target_modules")}
 
     def _loss(
         self,
         move: StepLogProbs,
-        modality: str,
-        trajectories: Sequence[TrajectoryView],
-        advantages: Mapping[str, Sequence[float]],
-        references: list[dict[int, StepLogProbs]] | None,
-        ratios: dict[str, list[float]],
-    ) -> Tensor:
-        """Of one move of one modality; its ratio is added to `ratios`."""
-        log_prob = getattr(move, modality)
-        old = trajectories[move.trajectory].manifest[f"log_probs_{modality}"][move.step]
-        advantage = advantages[modality][move.trajectory]
-        loss, ratio = clipped_loss(log_prob, old, advantage, self.settings.clip_range)
-        ratios[modality].append(ratio)
-        if references is not None:
-            reference = getattr(references[move.trajectory][move.step], modality)
-            loss = loss + self.settings.kl_weight * kl(log_prob, reference)
-        return self.weights[modality] * loss
+        modality: Modality,
+        old: float,
+        advantage: float,
+        reference: Mapping[Modality, Tensor] | None,
+    ) -> tuple[Tensor, Row]:
+        """Of one move of one modality, and its figures: the ratio, and the distance from the reference."""
+        loss, ratio = clipped_loss(getattr(move, modality), old, advantage, self.settings.clip_range)
+        if reference is None:
+            return loss, {f"ratio_{modality}": ratio}
+        distance = kl(move.means[modality], reference[modality], move.stds[modality])
+        figures = {f"ratio_{modality}": ratio, f"kl_{modality}": float(distance.detach())}
+        return loss + self.settings.kl_weight * distance, figures
+
+    def _check_fresh(self, ratio: float) -> None:
+        if abs(ratio - 1) > self.settings.clip_range:
+            raise RuntimeError(
+                f"the ratio of a fresh rollout should be 1 and is {ratio:g}, beyond clip_range; the app samples from "
+                "other weights than the trainer's, or computes otherwise. Start it anew, or publish the trainer's own "
+                "transformer first"
+            )
 
     @torch.no_grad()
-    def _references(self, replayed: Any, how: Any) -> list[dict[int, StepLogProbs]]:
-        """Log-probs under the weights without the adapter, by trajectory and step."""
+    def _references(self, replayed: Any, how: Any) -> dict[tuple[int, int], Mapping[Modality, Tensor]]:
+        """Means of the moves under the weights without the adapter, by trajectory and step."""
         self.transformer.disable_adapters()
-        scored = log_probs_of_many(*replayed, **how)
+        means = {
+            (move.trajectory, move.step): move.means
+            for moves in micro_batches(*replayed, **how)
+            for move in moves
+        }
         self.transformer.enable_adapters()
-        return [{move.step: move for move in moves} for moves in scored]
+        return means
 
 
-def _summary(ratios: Mapping[str, list[float]], clip_range: float) -> Row:
-    """Extremes of the ratios, and the share beyond the clip range; NaN for a modality that has none."""
+def _summary(found: Mapping[str, Sequence[float]], clip_range: float) -> Row:
+    """Of each modality that moved: the ratios' extremes and the share beyond the clip range; and its mean distance."""
     row: Row = {}
-    for modality, values in ratios.items():
-        found = torch.tensor(values or [float("nan")])
-        row[f"ratio_{modality}_min"], row[f"ratio_{modality}_max"] = float(found.min()), float(found.max())
-        row[f"clipped_{modality}"] = float(((found - 1).abs() > clip_range).float().mean())
+    for name, values in found.items():
+        kind, modality = name.split("_")
+        if kind == "kl":
+            row[name] = sum(values) / len(values)
+        else:
+            row |= {f"{name}_min": min(values), f"{name}_max": max(values)}
+            row[f"off_{modality}"] = max(abs(ratio - 1) for ratio in values)
+            row[f"clipped_{modality}"] = sum(abs(r - 1) > clip_range for r in values) / len(values)
     return row

@@ -1,9 +1,11 @@
 """Rewards are plain functions of a sample's media: frames and waveform in, a number out, more is better.
 
-Name your own as "package.module:function". Workers score them in processes of their own: a worker is given the reference
+Name your own as "package.module:function", in the repository, which travels to the workers; what it loads, let it keep with
+functools.cache. The prompt is in `media.manifest["request"]`. Workers score them in processes of their own: a worker is given the reference
 to a sample's media, fetches it from the object store, and sends numbers back, so no picture passes through the trainer.
 """
 
+import math
 import pkgutil
 from collections.abc import Callable, Mapping
 
@@ -58,9 +60,16 @@ class RewardWorker:
     """Scores one sample at a time. As an actor, it is called with the ref of a sample's media."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
+        self.names = names
         self.rewards = {modality: named(name) for modality, name in names.items()}
 
     def score(self, media: Mapping[str, pa.Table]) -> dict[str, float]:
-        """A reward for each modality."""
+        """A reward for each modality. Raises ValueError, with the names of both, for what is no finite number."""
         view = read_media(media)
-        return {modality: reward(view) for modality, reward in self.rewards.items()}
+        return {modality: self._number(modality, reward(view)) for modality, reward in self.rewards.items()}
+
+    def _number(self, modality: str, value: object) -> float:
+        if not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
+            name = self.names[modality]
+            raise ValueError(f"{modality}_reward: {name!r} must return a finite number, got {value!r}")
+        return float(value)

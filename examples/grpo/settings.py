@@ -4,12 +4,32 @@ import json
 from dataclasses import field
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
 from tyro.conf import arg
 
-from examples.grpo.rewards import named
 from schemas.sampling import LogProbKind
+
+from .rewards import named
+
+OWN_FIELDS = {
+    "prompt": "use prompts",
+    "num_samples": "use group_size",
+    "seed": "use seed",
+    "mode": "the trainer needs a rollout",
+    "media": "the rewards need them",
+    "trajectory": "the trainer needs it",
+    "min_policy_version": "the trainer knows its versions",
+}
+"""Fields of a request that a run sets itself."""
 
 
 def _known(reward: str) -> str:
@@ -17,7 +37,13 @@ def _known(reward: str) -> str:
     return reward
 
 
-Json = Annotated[dict[str, Any], arg(constructor=json.loads, metavar="JSON")]
+def _not_own(request: dict[str, Any]) -> dict[str, Any]:
+    for name in request.keys() & OWN_FIELDS.keys():
+        raise ValueError(f"request.{name} is the trainer's to set, got {request[name]!r}; {OWN_FIELDS[name]}")
+    return request
+
+
+Json = Annotated[dict[str, Any], AfterValidator(_not_own), arg(constructor=json.loads, metavar="JSON")]
 RewardName = Annotated[str, AfterValidator(_known)]
 
 
@@ -39,7 +65,7 @@ class Settings:
     group_size: Annotated[int, Field(ge=2)] = 16
     """Samples of a prompt, which are compared with each other."""
     request: Json = field(default_factory=dict)
-    """Further fields of every request, as JSON: sizes, steps, transition, guidance."""
+    """Further fields of every request, as JSON: sizes, steps, transition, guidance (all are in schemas/request.py)."""
 
     video_reward: RewardName = "redness"
     """A name in rewards.py, or a function of your own, "package.module:function"."""
@@ -54,7 +80,7 @@ class Settings:
     log_prob_kind: LogProbKind = "density"
     """The kind that `clip_range` is made for; rollouts with another one are refused."""
     kl_weight: NonNegativeFloat = 0.0
-    """Of the distance to the policy without the adapter; 0 computes none."""
+    """Of the distance per element to the policy without the adapter; 0 computes none."""
     shuffle_advantages: bool = False
     """The control: each group's advantages are given to its samples at random, so there is nothing to learn."""
 
@@ -74,14 +100,22 @@ class Settings:
     """Rows of a forward pass with gradients, where the rollout's are too many. First ratios are then not exactly 1."""
 
     iterations: PositiveInt = 50
-    """Updates, counted from the adapter's beginning."""
+    """Updates, counted from the adapter's beginning, those before a resumption too."""
     on_policy: bool = False
     """Sample only once the update is published. Otherwise the next rollouts are sampled during the update."""
     max_staleness: NonNegativeInt = 1
     """Updates that the policy may have had since it sampled a group; an older group is left out."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Of the adapter's initial values and of all noise."""
     checkpoint_every: PositiveInt = 10
     """Iterations from one checkpoint to the next."""
     reward_workers: PositiveInt = 1
     """Processes that compute rewards."""
+
+    @model_validator(mode="after")
+    def _together(self) -> "Settings":
+        if not (self.video_weight or self.audio_weight):
+            raise ValueError("video_weight and audio_weight must not both be 0: there is nothing to learn")
+        if not (self.on_policy or self.max_staleness):
+            raise ValueError("max_staleness must be at least 1, got 0; for none, use on_policy")
+        return self

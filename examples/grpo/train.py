@@ -11,31 +11,35 @@ Copy the folder, name rewards of your own (`--video-reward my.module:function`),
 import json
 import sys
 from dataclasses import asdict
+from math import nan
 from pathlib import Path
 from typing import Annotated
 
 import ray
+import torch
 import tyro
-from pydantic import ValidationError
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 from tyro.conf import arg
 
-from examples.grpo.policy import Row
-from examples.grpo.settings import Settings
-from examples.grpo.trainer import Trainer
+import schemas
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from .policy import Row
+from .settings import Settings
+from .trainer import Trainer
+
+REPOSITORY = Path(schemas.__file__).resolve().parents[1]
 
 COLUMNS = {
     "iteration": "{:>5.0f}",
     "reward_video": "{:>13.4f}",
     "reward_audio": "{:>13.3f}",
-    "ratio_video_max": "{:>16.6f}",
-    "ratio_audio_max": "{:>16.6f}",
+    "off_video": "{:>10.6f}",
+    "off_audio": "{:>10.6f}",
     "clipped_video": "{:>14.1%}",
     "clipped_audio": "{:>14.1%}",
     "staleness": "{:>10.0f}",
+    "left_out": "{:>9.0f}",
     "wait_s": "{:>8.2f}",
     "learn_s": "{:>8.2f}",
     "publish_s": "{:>10.2f}",
@@ -44,7 +48,7 @@ COLUMNS = {
 
 def train(settings: Settings, out: Path, app: str = "default", *, resume: bool = False) -> list[Row]:
     """One run, shown on screen and written to `out`: history.jsonl, TensorBoard's events, a checkpoint, clips."""
-    out.mkdir(parents=True, exist_ok=True)
+    before = begin(out, resume=resume)
     (out / "settings.json").write_text(json.dumps(asdict(settings), indent=2))
     num_gpus = int(settings.device.startswith("cuda"))
     actor = ray.remote(num_cpus=0, num_gpus=num_gpus)(Trainer)
@@ -53,8 +57,8 @@ def train(settings: Settings, out: Path, app: str = "default", *, resume: bool =
         ray.get(trainer.clips.remote("before"))
     rows: list[Row] = []
     with (
-        SummaryWriter(str(out)) as board,
-        (out / "history.jsonl").open("a" if resume else "w") as history,
+        SummaryWriter(str(out), purge_step=len(before) + 1) as board,
+        (out / "history.jsonl").open("a") as history,
         tqdm(total=settings.iterations, unit="iteration", dynamic_ncols=True) as bar,
     ):
         bar.write("  ".join(name.rjust(len(form.format(0))) for name, form in COLUMNS.items()))
@@ -62,7 +66,9 @@ def train(settings: Settings, out: Path, app: str = "default", *, resume: bool =
             row = ray.get(ref)
             rows.append(row)
             bar.update(row["iteration"] - bar.n)
-            bar.write("  ".join(form.format(row[name]).rjust(len(name)) for name, form in COLUMNS.items()))
+            bar.write(
+                "  ".join(form.format(row.get(name, nan)).rjust(len(name)) for name, form in COLUMNS.items())
+            )
             history.write(json.dumps(row) + "\n")
             history.flush()
             for name, value in row.items():
@@ -70,6 +76,30 @@ def train(settings: Settings, out: Path, app: str = "default", *, resume: bool =
     ray.get(trainer.clips.remote("after"))
     ray.kill(trainer)
     return rows
+
+
+def begin(out: Path, *, resume: bool) -> list[str]:
+    """Make the folder ready; returns the lines of history that a resumed run goes on from.
+
+    Raises ValueError where a run is there and is not to be resumed, and where none is.
+    """
+    checkpoint, history = out / "checkpoint.pt", out / "history.jsonl"
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out must be a folder, got the file {out}")
+    if resume and not checkpoint.exists():
+        raise ValueError(
+            f"resume needs a checkpoint, and there is no {checkpoint}; leave --resume out to begin"
+        )
+    if not resume and (checkpoint.exists() or history.exists()):
+        raise ValueError(
+            f"out must be a new folder, and {out} holds a run; go on with --resume, or name another"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    updates = torch.load(checkpoint, map_location="cpu", weights_only=True)["updates"] if resume else 0
+    lines = history.read_text().splitlines(keepends=True) if history.exists() else []
+    kept = [line for line in lines if json.loads(line)["iteration"] <= updates]
+    history.write_text("".join(kept))
+    return kept
 
 
 def main(
@@ -99,5 +129,5 @@ def main(
 if __name__ == "__main__":
     try:
         tyro.cli(main)
-    except ValidationError as wrong:
+    except ValueError as wrong:  # pydantic's, too, and what a Trainer refused
         sys.exit(str(wrong))

@@ -20,14 +20,17 @@ from torch import Tensor
 
 from deployments.client import RolloutClient
 from deployments.group import RolloutGroup
-from examples.grpo.loss import advantages, shuffled
-from examples.grpo.policy import Policy, Row
-from examples.grpo.rewards import RewardWorker
-from examples.grpo.settings import Settings
 from pipeline.conditioning import read
 from pipeline.export import save_mp4
 from pipeline.noise import MODALITIES
+from schemas.card import ModelCard
+from schemas.resolve import resolve
 from schemas.trajectory import TrajectoryView, read_trajectory
+
+from .loss import advantages, shuffled
+from .policy import Policy, Row
+from .rewards import RewardWorker
+from .settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -36,39 +39,57 @@ class Trainer:
     """Make a Ray actor of it: `ray.remote(Trainer).remote(settings, folder)`. One trainer per app."""
 
     def __init__(self, settings: Settings, folder: str, app: str = "default", resume: bool = False) -> None:
-        """folder: where checkpoints and clips are kept. resume: go on from the checkpoint that is there."""
+        """folder: where checkpoints and clips are kept. resume: go on from the checkpoint that is there.
+
+        Raises ValueError, before anything is sampled, for settings that do not fit the app or the checkpoint.
+        """
         self.settings, self.folder = settings, Path(folder)
         self.client = RolloutClient.connect(app)
-        self.policy = Policy(settings)
-        rewards = {"video": settings.video_reward, "audio": settings.audio_reward}
-        make_worker = ray.remote(num_cpus=0)(RewardWorker).remote
-        self.reward_workers = cycle([make_worker(rewards) for _ in range(settings.reward_workers)])
-        self.updates_of: dict[int, int] = {}
-        """How many updates each version that was published has learned from."""
-        if resume:
-            self.policy.restore(self.folder / "checkpoint.pt")
-        self.publish()  # a new adapter too: rollouts then have the trainer's execution profile from the first
+        try:
+            check(settings, self.client.card)
+            self.policy = Policy(settings)
+            rewards = {"video": settings.video_reward, "audio": settings.audio_reward}
+            make_worker = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=2)(RewardWorker).remote
+            self.reward_workers = cycle([make_worker(rewards) for _ in range(settings.reward_workers)])
+            self.updates_of: dict[int, int] = {}
+            """How many updates each version that was published has learned from."""
+            if resume:
+                self.policy.restore(self.folder / "checkpoint.pt")
+                if self.policy.updates >= settings.iterations:
+                    raise ValueError(
+                        f"iterations must be above the checkpoint's {self.policy.updates}, got {settings.iterations}"
+                    )
+            self.publish()  # a new adapter too: rollouts then have the trainer's execution profile from the first
+        except BaseException:
+            self.client.close()
+            raise
 
     def run(self) -> Iterator[Row]:
         """Learn until `settings.iterations` updates are done; a row of numbers for each."""
         settings, policy = self.settings, self.policy
+        saved = policy.updates
         pending = self.submit(policy.updates)
-        while policy.updates < settings.iterations:
-            is_last = policy.updates + 1 == settings.iterations
-            started = time.monotonic()
-            groups, rewards = self.collect(pending)
-            collected = time.monotonic()
-            if not (settings.on_policy or is_last):
-                pending = self.submit(policy.updates + 1)
-            row = self.learn(groups, rewards)
-            learned = time.monotonic()
-            self.publish()
-            if settings.on_policy and not is_last:
-                pending = self.submit(policy.updates)
-            if is_last or policy.updates % settings.checkpoint_every == 0:
+        try:
+            while policy.updates < settings.iterations:
+                is_last = policy.updates + 1 == settings.iterations
+                started = time.monotonic()
+                groups, rewards = self.collect(pending)
+                collected = time.monotonic()
+                if not (settings.on_policy or is_last):
+                    pending = self.submit(policy.updates + 1)
+                row = self.learn(groups, rewards)
+                learned = time.monotonic()
+                self.publish()
+                if settings.on_policy and not is_last:
+                    pending = self.submit(policy.updates)
+                if is_last or policy.updates % settings.checkpoint_every == 0:
+                    policy.save(self.folder / "checkpoint.pt")
+                    saved = policy.updates
+                row |= {"wait_s": collected - started, "learn_s": learned - collected}
+                yield row | {"iteration": policy.updates, "publish_s": time.monotonic() - learned}
+        finally:  # what the fleet has taken is sound, and worth more than the last checkpoint
+            if saved < policy.updates == self.updates_of[max(self.updates_of)]:
                 policy.save(self.folder / "checkpoint.pt")
-            row |= {"wait_s": collected - started, "learn_s": learned - collected}
-            yield row | {"iteration": policy.updates, "publish_s": time.monotonic() - learned}
 
     def submit(self, iteration: int) -> list[RolloutGroup]:
         """Start an iteration's groups; returns at once."""
@@ -83,17 +104,23 @@ class Trainer:
         ]
 
     def collect(self, groups: Sequence[RolloutGroup]) -> tuple[list[RolloutGroup], dict[str, Tensor]]:
-        """Wait for groups and rewards, [groups, samples] per modality. A group with a failed sample is left out."""
-        scores = {}
-        for sample in self.client.as_completed(groups):
-            if sample.done:
-                scores[sample] = next(self.reward_workers).score.remote(sample.media)
-            else:
-                logger.warning("a group is left out: %s", sample.problem)
-        whole = [group for group in groups if not group.problems]
-        if not whole:
-            groups[0].raise_if_failed()
-        found = [ray.get([scores[sample] for sample in group.samples]) for group in whole]
+        """Wait for groups and rewards, [groups, samples] per modality. Groups with a sample that failed, or whose reward
+        did, are left out; when all are, the last failure is raised."""
+        scores = {
+            sample: next(self.reward_workers).score.remote(sample.media)
+            for sample in self.client.as_completed(groups)
+            if sample.done
+        }
+        whole, found = [], []
+        for group in groups:
+            try:
+                group.raise_if_failed()
+                found.append(ray.get([scores[sample] for sample in group.samples]))
+                whole.append(group)
+            except Exception as error:
+                logger.warning("a group is left out: %s", error)
+                if group is groups[-1] and not whole:
+                    raise
         return whole, {
             m: torch.tensor([[score[m] for score in group] for group in found]) for m in MODALITIES
         }
@@ -109,7 +136,10 @@ class Trainer:
         kept = [index for index, updates in enumerate(staleness) if updates <= bound]
         if not kept:
             raise RuntimeError(f"all groups are {min(staleness)} updates old or more, {bound} are allowed")
-        row: Row = {"staleness": max(staleness), "left_out": len(groups) - len(kept)}
+        row: Row = {
+            "staleness": max(staleness),
+            "left_out": settings.groups_per_iteration - len(kept),
+        }
         found: dict[str, list[float]] = {}
         for m in MODALITIES:
             row |= {f"reward_{m}": float(rewards[m].mean()), f"spread_{m}": float(rewards[m].std())}
@@ -120,14 +150,8 @@ class Trainer:
             found[m] = of_groups.flatten().tolist()
         device = self.policy.transformer.device
         conditionings = [read(ray.get(groups[index].conditioning), device) for index in kept]
-        row |= self.policy.learn([view for i in kept for view in views[i]], conditionings, found)
-        if row["staleness"] == 0 and any(row[f"clipped_{m}"] > 0 for m in MODALITIES):
-            raise RuntimeError(
-                f"ratios of fresh rollouts, which should be 1, are beyond the clip range: {row}; the app samples from "
-                "other weights than the trainer's, or computes otherwise. Start it anew, or publish the trainer's own "
-                "transformer first"
-            )
-        return row
+        samples = [view for index in kept for view in views[index]]
+        return row | self.policy.learn(samples, conditionings, found, [*map(self.staleness, samples)])
 
     def staleness(self, view: TrajectoryView) -> int:
         """Updates since the weights that a sample was made with."""
@@ -155,4 +179,21 @@ class Trainer:
 
     def _submit(self, **request: Any) -> RolloutGroup:
         newest = {"min_policy_version": max(self.updates_of)}
-        return self.client.submit({**request, **newest, **self.settings.request})
+        return self.client.submit({**self.settings.request, **request, **newest})
+
+
+def check(settings: Settings, card: ModelCard) -> None:
+    """Raises ValueError, before anything is sampled, for what the app cannot give or the run could not learn from."""
+    if settings.model != card.checkpoint:
+        raise ValueError(f"model must be what the app serves, {card.checkpoint!r}, got {settings.model!r}")
+    for prompt in settings.prompts:
+        asked = {**settings.request, "prompt": prompt, "num_samples": settings.group_size}
+        moves = resolve(asked, card).transition
+    weights = {"video": settings.video_weight, "audio": settings.audio_weight}
+    learning = [getattr(moves, m) for m in MODALITIES if weights[m] and getattr(moves, m).kind != "ode"]
+    if not learning:
+        raise ValueError("request.transition must be stochastic for a modality that has a weight")
+    for move in learning:
+        if move.log_prob_kind != settings.log_prob_kind:
+            rule = f"must be that of request.transition, {move.log_prob_kind!r}, for which clip_range is to be made"
+            raise ValueError(f"log_prob_kind {rule}, got {settings.log_prob_kind!r}")

@@ -9,13 +9,17 @@ from typing import Any
 
 import av
 import pytest
+import ray
 import torch
 from apps import READY_S, until
 from learning import Learning
 
+from examples.grpo.policy import Policy
+from examples.grpo.rewards import redness
 from examples.grpo.settings import Settings
 from examples.grpo.train import train
 from examples.grpo.trainer import Trainer
+from schemas.media import read_media
 from tests.weights import fresh, moved
 
 RATIOS = [f"ratio_{modality}_{end}" for modality in ("video", "audio") for end in ("min", "max")]
@@ -78,12 +82,72 @@ def test_rollouts_that_are_too_old_are_left_out(app: Learning, tmp_path: Path) -
     trainer.client.close()
 
 
+def test_a_group_whose_reward_fails_is_left_out_and_a_reward_worker_that_dies_is_replaced(
+    app: Learning, tmp_path: Path
+) -> None:
+    of_ones_own = {
+        "video_reward": "tests.rewards:of_red_balls",
+        "prompts": ("a red ball", "a blue door"),
+        "groups_per_iteration": 2,
+    }
+    trainer = Trainer(settings(**of_ones_own), str(tmp_path), app.name)
+    rows = []
+    for row in trainer.run():
+        rows.append(row)
+        ray.kill(next(trainer.reward_workers), no_restart=False)
+    trainer.client.close()
+    assert [row["left_out"] for row in rows] == [1, 1, 1]
+
+    only_doors = settings(**{**of_ones_own, "prompts": ("a blue door",)})
+    trainer = Trainer(only_doors, str(tmp_path), app.name)
+    with pytest.raises(RuntimeError, match="a blue door is no red ball"):
+        next(trainer.run())
+    trainer.client.close()
+
+
+def test_the_iteration_in_the_docs_is_one(app: Learning) -> None:
+    page = (Path(__file__).parents[3] / "docs/trainers.md").read_text()
+    code = page.partition("An iteration of GRPO in full")[2].partition("```python\n")[2].partition("```")[0]
+    policy = Policy(settings())
+    worker = ray.remote(num_cpus=0)(Redness).remote()
+    with app.client() as client:
+        version = app.next_version()
+        client.publish_weights(
+            version=version,
+            tensors=policy.adapter(),
+            update="lora",
+            lora_config=policy.lora,
+            timeout_s=READY_S,
+        )
+        before = {name: value.clone() for name, value in policy.adapter().items()}
+        names: dict[str, Any] = {
+            "client": client,
+            "transformer": policy.transformer,
+            "lora": policy.lora,
+            "optimizer": policy.optimizer,
+            "worker": worker,
+            "prompts": ["a red ball", "a blue door"],
+            "version": version,
+        }
+        exec(code.replace('"num_samples": 16', '"num_samples": 4, "num_inference_steps": 3'), names)
+        assert client.policy_version().control.version == names["version"] == version + 1
+    assert len(names["samples"]) == 8 and names["ratio"].item() == 1.0
+    assert any(not torch.equal(value, before[name]) for name, value in policy.adapter().items())
+
+
+class Redness:
+    """A reward worker as the docs have it."""
+
+    def score(self, media: Any) -> float:
+        return redness(read_media(media))
+
+
 def test_an_app_that_samples_from_other_weights_is_found_out(learning: Learning, tmp_path: Path) -> None:
     with learning.client() as client:
         others = moved(fresh(), seed=1, scale=0.05)
         client.publish_weights(version=learning.next_version(), tensors=others, timeout_s=READY_S)
     trainer = Trainer(settings(iterations=1), str(tmp_path), learning.name)
-    with pytest.raises(RuntimeError, match="beyond the clip range"):
+    with pytest.raises(RuntimeError, match="the app samples from other weights"):
         list(trainer.run())
     trainer.client.close()
 
