@@ -17,11 +17,11 @@ from pydantic import ValidationError
 from torch.distributions import Normal, kl_divergence
 
 from examples.grpo import train
+from examples.grpo.checks import check_app
 from examples.grpo.loss import advantages, clipped_loss, kl, shuffled
 from examples.grpo.policy import Policy
 from examples.grpo.rewards import PITCH_HZ, REWARDS, RewardWorker, loudness, named, redness
 from examples.grpo.settings import Settings
-from examples.grpo.trainer import check
 from pipeline.engine import Engine
 from pipeline.noise import MODALITIES
 from pipeline.replay import log_probs_of_many
@@ -158,7 +158,7 @@ def test_every_setting_is_an_argument_and_keeps_its_default() -> None:
         ("video_reward", "no.such:thing", "redness, loudness or .*, got 'no.such:thing'"),
         ("audio_reward", "math:pi", "redness, loudness or .*, got 'math:pi'"),
         ("audio_reward", "math:nothing", "redness, loudness or .*, got 'math:nothing'"),
-        ("request", {"seed": 3}, "request.seed is the trainer's to set, got 3; use seed"),
+        ("request", {"seed": 3}, "request.seed is the trainer's to set, got 3; leave it out"),
         ("request", {"media": False}, "request.media is the trainer's to set"),
         ("max_staleness", 0, "must be at least 1, got 0; for none, use on_policy"),
     ],
@@ -182,9 +182,9 @@ def test_a_setting_that_cannot_be_is_refused_by_name(field: str, value: object, 
 def test_what_the_app_cannot_give_is_refused_before_anything_is_sampled(
     settings: dict[str, Any], rule: str, card: ModelCard
 ) -> None:
-    check(Settings(), card)
+    check_app(Settings(), card)
     with pytest.raises(ValueError, match=rule):
-        check(Settings(**settings), card)
+        check_app(Settings(**settings), card)
 
 
 def test_a_copy_of_the_example_runs_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,6 +339,14 @@ def test_a_checkpoint_of_another_adapter_is_refused_by_name(changed: dict[str, A
     (name,) = changed
     with pytest.raises(ValueError, match=f"{name} must be the checkpoint's"):
         Policy(Settings(**changed)).restore(tmp_path / "checkpoint.pt")
+
+
+def test_a_run_that_has_learned_enough_is_not_resumed(tmp_path: Path) -> None:
+    policy = Policy(Settings())
+    policy.updates = 50
+    policy.save(tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match="iterations must be above the checkpoint's 50, got 50"):
+        Policy(Settings()).restore(tmp_path / "checkpoint.pt")
 
 
 def test_a_resumed_run_has_the_learning_rate_that_it_asks_for(tmp_path: Path) -> None:

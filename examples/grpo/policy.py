@@ -20,8 +20,12 @@ from pipeline.profile import adopt
 from pipeline.replay import StepLogProbs, micro_batches
 from schemas.trajectory import TrajectoryView
 
+from .checks import check_checkpoint, check_fresh
 from .loss import clipped_loss, kl
 from .settings import Settings
+
+FORM = ("model", "rank", "alpha", "target_modules")
+"""Settings that two runs must have in common to share an adapter."""
 
 Row = dict[str, float]
 """One iteration in numbers."""
@@ -79,7 +83,7 @@ class Policy:
                     old = trajectories[index].manifest[f"log_probs_{m}"][move.step]
                     loss, figures = self._loss(move, m, old, advantages[m][index], reference)
                     if epoch == 0 and staleness and not staleness[index]:
-                        self._check_fresh(figures[f"ratio_{m}"])
+                        check_fresh(figures[f"ratio_{m}"], settings.clip_range)
                     for name, value in figures.items():
                         found.setdefault(name, []).append(value)
                     if self.weights[m]:
@@ -96,7 +100,7 @@ class Policy:
     def save(self, path: Path) -> None:
         """Write a checkpoint in the place of the one before, whole or not at all."""
         state = {
-            "form": self._form(),
+            "form": {name: getattr(self.settings, name) for name in FORM},
             "adapter": self.adapter(),
             "optimizer": self.optimizer.state_dict(),
             "updates": self.updates,
@@ -105,21 +109,14 @@ class Policy:
         os.replace(path.with_suffix(".part"), path)
 
     def restore(self, path: Path) -> None:
-        """Go on from a checkpoint, at this run's learning rate. Raises ValueError for an adapter of another form."""
+        """Go on from a checkpoint, at this run's learning rate. Raises ValueError for one that does not fit."""
         state = torch.load(path, map_location=self.settings.device, weights_only=True)
-        for name, value in self._form().items():
-            if state["form"][name] != value:
-                rule = f"{name} must be the checkpoint's, {state['form'][name]!r}, got {value!r}"
-                raise ValueError(f"{rule}; or begin in another folder")
+        check_checkpoint(state, self.settings)
         set_peft_model_state_dict(self.transformer, state["adapter"])
         self.optimizer.load_state_dict(state["optimizer"])
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate
         self.updates = state["updates"]
-
-    def _form(self) -> dict[str, Any]:
-        """What two runs must have in common to share an adapter."""
-        return {name: getattr(self.settings, name) for name in ("model", "rank", "alpha", "target_modules")}
 
     def _loss(
         self,
@@ -136,14 +133,6 @@ class Policy:
         distance = kl(move.means[modality], reference[modality], move.stds[modality])
         figures = {f"ratio_{modality}": ratio, f"kl_{modality}": float(distance.detach())}
         return loss + self.settings.kl_weight * distance, figures
-
-    def _check_fresh(self, ratio: float) -> None:
-        if abs(ratio - 1) > self.settings.clip_range:
-            raise RuntimeError(
-                f"the ratio of a fresh rollout should be 1 and is {ratio:g}, beyond clip_range; the app samples from "
-                "other weights than the trainer's, or computes otherwise. Start it anew, or publish the trainer's own "
-                "transformer first"
-            )
 
     @torch.no_grad()
     def _references(self, replayed: Any, how: Any) -> dict[tuple[int, int], Mapping[Modality, Tensor]]:

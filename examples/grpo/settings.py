@@ -4,47 +4,19 @@ import json
 from dataclasses import field
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+import pydantic
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from tyro.conf import arg
 
 from schemas.sampling import LogProbKind
 
-from .rewards import named
+from .checks import check_together, known_reward, without_own_fields
 
-OWN_FIELDS = {
-    "prompt": "use prompts",
-    "num_samples": "use group_size",
-    "seed": "use seed",
-    "mode": "the trainer needs a rollout",
-    "media": "the rewards need them",
-    "trajectory": "the trainer needs it",
-    "min_policy_version": "the trainer knows its versions",
-}
-"""Fields of a request that a run sets itself."""
-
-
-def _known(reward: str) -> str:
-    named(reward)
-    return reward
-
-
-def _not_own(request: dict[str, Any]) -> dict[str, Any]:
-    for name in request.keys() & OWN_FIELDS.keys():
-        raise ValueError(f"request.{name} is the trainer's to set, got {request[name]!r}; {OWN_FIELDS[name]}")
-    return request
-
-
-Json = Annotated[dict[str, Any], AfterValidator(_not_own), arg(constructor=json.loads, metavar="JSON")]
-RewardName = Annotated[str, AfterValidator(_known)]
+Json = Annotated[
+    dict[str, Any], AfterValidator(without_own_fields), arg(constructor=json.loads, metavar="JSON")
+]
+RewardName = Annotated[str, AfterValidator(known_reward)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,10 +84,4 @@ class Settings:
     reward_workers: PositiveInt = 1
     """Processes that compute rewards."""
 
-    @model_validator(mode="after")
-    def _together(self) -> "Settings":
-        if not (self.video_weight or self.audio_weight):
-            raise ValueError("video_weight and audio_weight must not both be 0: there is nothing to learn")
-        if not (self.on_policy or self.max_staleness):
-            raise ValueError("max_staleness must be at least 1, got 0; for none, use on_policy")
-        return self
+    _check = pydantic.model_validator(mode="after")(check_together)

@@ -23,10 +23,9 @@ from deployments.group import RolloutGroup
 from pipeline.conditioning import read
 from pipeline.export import save_mp4
 from pipeline.noise import MODALITIES
-from schemas.card import ModelCard
-from schemas.resolve import resolve
 from schemas.trajectory import TrajectoryView, read_trajectory
 
+from .checks import check_app
 from .loss import advantages, shuffled
 from .policy import Policy, Row
 from .rewards import RewardWorker
@@ -46,7 +45,7 @@ class Trainer:
         self.settings, self.folder = settings, Path(folder)
         self.client = RolloutClient.connect(app)
         try:
-            check(settings, self.client.card)
+            check_app(settings, self.client.card)
             self.policy = Policy(settings)
             rewards = {"video": settings.video_reward, "audio": settings.audio_reward}
             make_worker = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=2)(RewardWorker).remote
@@ -55,10 +54,6 @@ class Trainer:
             """How many updates each version that was published has learned from."""
             if resume:
                 self.policy.restore(self.folder / "checkpoint.pt")
-                if self.policy.updates >= settings.iterations:
-                    raise ValueError(
-                        f"iterations must be above the checkpoint's {self.policy.updates}, got {settings.iterations}"
-                    )
             self.publish()  # a new adapter too: rollouts then have the trainer's execution profile from the first
         except BaseException:
             self.client.close()
@@ -180,20 +175,3 @@ class Trainer:
     def _submit(self, **request: Any) -> RolloutGroup:
         newest = {"min_policy_version": max(self.updates_of)}
         return self.client.submit({**self.settings.request, **request, **newest})
-
-
-def check(settings: Settings, card: ModelCard) -> None:
-    """Raises ValueError, before anything is sampled, for what the app cannot give or the run could not learn from."""
-    if settings.model != card.checkpoint:
-        raise ValueError(f"model must be what the app serves, {card.checkpoint!r}, got {settings.model!r}")
-    for prompt in settings.prompts:
-        asked = {**settings.request, "prompt": prompt, "num_samples": settings.group_size}
-        moves = resolve(asked, card).transition
-    weights = {"video": settings.video_weight, "audio": settings.audio_weight}
-    learning = [getattr(moves, m) for m in MODALITIES if weights[m] and getattr(moves, m).kind != "ode"]
-    if not learning:
-        raise ValueError("request.transition must be stochastic for a modality that has a weight")
-    for move in learning:
-        if move.log_prob_kind != settings.log_prob_kind:
-            rule = f"must be that of request.transition, {move.log_prob_kind!r}, for which clip_range is to be made"
-            raise ValueError(f"log_prob_kind {rule}, got {settings.log_prob_kind!r}")
