@@ -202,6 +202,7 @@ def test_a_folder_is_begun_once_and_resumed_where_its_checkpoint_is(tmp_path: Pa
     with pytest.raises(ValueError, match=r"resume needs a checkpoint, and there is no .*checkpoint\.pt"):
         train.begin(out, resume=True)
     assert train.begin(out, resume=False) == []
+    assert train.begin(out, resume=False) == [], "of the first, nothing came"
     lines = [json.dumps({"iteration": number}) + "\n" for number in (1, 2, 3)]
     (out / "history.jsonl").write_text("".join(lines))
     with pytest.raises(ValueError, match="holds a run; go on with --resume"):

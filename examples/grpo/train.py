@@ -90,7 +90,8 @@ def begin(out: Path, *, resume: bool) -> list[str]:
         raise ValueError(
             f"resume needs a checkpoint, and there is no {checkpoint}; leave --resume out to begin"
         )
-    if not resume and (checkpoint.exists() or history.exists()):
+    is_used = checkpoint.exists() or (history.exists() and history.stat().st_size > 0)
+    if is_used and not resume:
         raise ValueError(
             f"out must be a new folder, and {out} holds a run; go on with --resume, or name another"
         )
