@@ -58,8 +58,7 @@ class Failed(Exception):
 
 
 def main() -> int:
-    for signum in INTERRUPTS:
-        signal.signal(signum, _interrupt)
+    catch_interrupts()
     sys.path.insert(0, str(ROOT))  # for this project's modules, which are not installed
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -218,8 +217,7 @@ def running(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what is left of the session; as a rule nothing
         process.wait(STOP_GRACE_S)
-        for signum in INTERRUPTS:
-            signal.signal(signum, _interrupt)
+        catch_interrupts()
 
 
 @contextmanager
@@ -229,12 +227,31 @@ def connected(address: str, environment: dict[str, str]) -> Iterator[Any]:
     import ray
     from ray import serve
 
-    ray.init(address, namespace="serve", log_to_driver=False, logging_level="ERROR")
-    signal.signal(signal.SIGTERM, _interrupt)  # Ray puts its own in place
     try:
+        with interrupts_held():
+            ray.init(address, namespace="serve", log_to_driver=False, logging_level="ERROR")
         yield lambda: serve.status().applications.get("default")
     finally:
-        ray.shutdown()
+        with interrupts_held():
+            ray.shutdown()
+
+
+def catch_interrupts() -> None:
+    """From now on an interrupt is raised in the main thread, as KeyboardInterrupt, so that what runs is stopped."""
+    for signum in INTERRUPTS:
+        signal.signal(signum, _interrupt)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Around what changes the handling of signals, as Ray does when it starts and when it ends, there without Python's
+    knowledge: an interrupt that comes meanwhile is raised after it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
+    try:
+        yield
+    finally:
+        catch_interrupts()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
 
 
 def free_port() -> int:

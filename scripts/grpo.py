@@ -13,14 +13,13 @@ demo's is, and is stopped again whatever happens. A run that is whole in the fol
 import argparse
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from demo import INTERRUPTS, LOG_NAME, ROOT, Failed, running, served
+from demo import LOG_NAME, ROOT, Failed, catch_interrupts, running, served
 
 RUN_DEADLINE_S = 1800.0
 """Long, for a busy machine: a run takes a few minutes on two cores."""
@@ -34,8 +33,7 @@ ABLATIONS: dict[str, list[str]] = {
 
 
 def main() -> int:
-    for signum in INTERRUPTS:
-        signal.signal(signum, _interrupt)
+    catch_interrupts()
     sys.path.insert(0, str(ROOT))  # for this project's modules, which are not installed
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -106,10 +104,6 @@ def is_whole(folder: Path, iterations: int) -> bool:
     return (
         bool(lines) and json.loads(lines[-1])["iteration"] >= iterations and any(folder.glob("after-*.mp4"))
     )
-
-
-def _interrupt(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import av
 import pytest
+import ray
 from apps import until
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "demo.py"
@@ -53,6 +54,45 @@ class Demo:
         return names
 
 
+INTERRUPTED = """
+import os, signal, sys, time
+
+sys.path.insert(0, sys.argv[1])
+import demo
+
+
+def is_told_to_end():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)  # the signal ends it
+
+
+demo.catch_interrupts()
+try:
+    with demo.connected(sys.argv[2], dict(os.environ)):
+        if sys.argv[3] == "while":
+            is_told_to_end()
+    is_told_to_end()
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+HELD = """
+import os, signal, sys
+
+sys.path.insert(0, sys.argv[1])
+import demo
+
+try:
+    with demo.interrupts_held():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("went on")
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
 @contextmanager
 def running(out: Path) -> Iterator[Demo]:
     demo = Demo(out)
@@ -84,3 +124,22 @@ def test_an_interrupted_demo_stops_what_it_started(tmp_path: Path) -> None:
         demo.process.send_signal(signal.SIGINT)
         assert demo.process.wait(60) == 130, demo.printed.read_text()
     assert until(lambda: not demo.started(), timeout_s=20)
+
+
+@pytest.mark.parametrize("moment", ["while", "after"])
+def test_the_demo_hears_that_it_is_to_end_while_it_is_connected_to_ray_and_after(moment: str) -> None:
+    address = ray.get_runtime_context().gcs_address
+    script = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(SCRIPT.parent), address, moment],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (script.returncode, script.stdout) == (0, "stopped\n"), script.stderr[-2000:]
+
+
+def test_an_interrupt_that_comes_while_ray_changes_handlers_is_heard_after_that() -> None:
+    script = subprocess.run(
+        [sys.executable, "-c", HELD, str(SCRIPT.parent)], capture_output=True, text=True, timeout=60
+    )
+    assert (script.returncode, script.stdout) == (0, "went on\nstopped\n"), script.stderr[-2000:]
