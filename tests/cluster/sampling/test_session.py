@@ -1,7 +1,7 @@
 """A client and its process's connection to Ray: it ends with it or before it, and never brings up another.
 
-Each trainer here, and the denoiser, is a process of its own. Where a call without a connection would start a cluster, RAY_ADDRESS lets it
-join the tests' cluster again: it tells whether it was connected once more.
+Each trainer here is a process of its own. Where a call without a connection would start a cluster, RAY_ADDRESS lets it
+join the tests' cluster again: the trainer tells whether it was connected once more.
 """
 
 import json
@@ -15,7 +15,6 @@ import ray
 from apps import App
 
 from deployments.session import session_over
-from deployments.weights.handle import find_store
 
 DEADLINE_S = 120
 
@@ -89,58 +88,27 @@ with RolloutClient.connect("plain") as another:
     told["done"] = group.samples[0].done
 """
 
-REPLICA = """
-import json, os, sys, threading, time
-import ray
-
-ray.init(sys.argv[1], log_to_driver=False)
-from configs.settings import AppConfig
-from deployments.denoiser import Denoiser
-from deployments.handles import Handles
-from deployments.weights.source import StoreSource
-from pipeline.checkpoint import read_card
-
-config = AppConfig(denoiser={"row_buckets": [1]}, weights={"poll_s": 1})
-card = read_card(config.model, config.limits, config.defaults)
-board = Handles.of_app("plain").lease_board
-replica = Denoiser(config, card, board, lambda config: StoreSource("a replica alone", config.weights))
-
-
-def pulses():
-    return any("_pulse" in thread.name for thread in threading.enumerate())
-
-
-assert pulses()
-ray.shutdown()
-end = time.monotonic() + 60
-while pulses() and not ray.is_initialized() and time.monotonic() < end:
-    time.sleep(0.02)
-replica.__del__()
-print(json.dumps({"connected": ray.is_initialized(), "pulses": pulses()}), flush=True)
-os._exit(0)  # its other threads are left as they are
-"""
-
 OVER = {"connected": False, "open": False}
 
 
-def told_by(script: str, num_groups: int = 0) -> dict[str, Any]:
-    """What a process tells that has run the script and left."""
+def told_by(script: str, num_groups: int) -> dict[str, Any]:
+    """What a trainer with an open client tells, after it did what the script says and left."""
     address = ray.get_runtime_context().gcs_address
-    process = subprocess.run(
-        [sys.executable, "-c", script, address, str(num_groups)],
+    trainer = subprocess.run(
+        [sys.executable, "-c", TRAINER + script, address, str(num_groups)],
         env={**os.environ, "RAY_ADDRESS": address},
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
     )
-    assert process.returncode == 0, process.stderr[-2000:]
-    told: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    assert trainer.returncode == 0, trainer.stderr[-2000:]
+    told: dict[str, Any] = json.loads(trainer.stdout.splitlines()[-1])
     return told
 
 
 @pytest.mark.parametrize("num_groups", [0, 5], ids=["idle", "more than there is room for"])
 def test_a_client_ends_when_ray_is_shut_down_and_starts_none(plain: App, num_groups: int) -> None:
-    told = told_by(TRAINER + SHUTS_RAY_DOWN, num_groups)
+    told = told_by(SHUTS_RAY_DOWN, num_groups)
     assert told["after shutdown"] == told["after Ray"] == OVER
     assert told["problems"] == ([session_over().rule] if num_groups else [])
     assert session_over().rule in told["refused"][0] and "closed" in told["refused"][1]
@@ -149,7 +117,7 @@ def test_a_client_ends_when_ray_is_shut_down_and_starts_none(plain: App, num_gro
 
 @pytest.mark.parametrize("num_groups", [0, 5], ids=["idle", "more than there is room for"])
 def test_a_client_that_nobody_closes_is_closed_before_ray_leaves(plain: App, num_groups: int) -> None:
-    told = told_by(TRAINER, num_groups)
+    told = told_by("", num_groups)
     assert told["before Ray"] == {"connected": True, "open": False}
     assert told["after Ray"] == OVER
     assert told["problems"] == (["the group was cancelled by its caller"] if num_groups else [])
@@ -157,12 +125,5 @@ def test_a_client_that_nobody_closes_is_closed_before_ray_leaves(plain: App, num
 
 
 def test_a_client_is_of_one_session_and_the_next_takes_another(plain: App) -> None:
-    told = told_by(TRAINER + JOINS_ANEW)
+    told = told_by(JOINS_ANEW, 0)
     assert not told["open"] and told["done"]
-
-
-def test_a_denoiser_whose_process_leaves_ray_starts_none(plain: App) -> None:
-    try:
-        assert told_by(REPLICA) == {"connected": False, "pulses": False}
-    finally:
-        ray.kill(find_store("a replica alone"))
