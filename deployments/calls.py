@@ -1,6 +1,6 @@
 """Calls between deployments as object refs, and what went wrong in them as Problems.
 
-With `deployments.session` the only module that touches what Ray does not call public. All refs here are owned by the calling process, so they
+The only module that touches what Ray does not call public. All refs here are owned by the calling process, so they
 outlive the replica that made the value.
 """
 
@@ -31,14 +31,13 @@ MAX_INLINED_BYTES = 100 * 2**10
 async def finished_ref(response: DeploymentResponse) -> ray.ObjectRef:
     """The ref of a call's result once it is there; raises the call's error. The value is not fetched.
 
-    Cancelling the wait cancels the call, while there is a Ray to cancel it.
+    Cancelling the wait cancels the call.
     """
     try:
         ref = await response._to_object_ref()
         await ref._ready()
     except asyncio.CancelledError:
-        if ray.is_initialized():
-            response.cancel()
+        response.cancel()
         raise
     if not _in_object_store(ref):
         # Small values and all errors live in this process already: looking costs nothing.

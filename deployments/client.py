@@ -1,29 +1,23 @@
 """RolloutClient: how a trainer gets rollouts. It runs the graph itself and so owns all that it gets.
 
-    with RolloutClient.connect() as client:
-        groups = [client.submit({"prompt": prompt, "num_samples": 8}) for prompt in prompts]
-        for sample in client.as_completed(groups):
-            table = ray.get(sample.trajectory)
+    client = RolloutClient.connect()
+    groups = [client.submit({"prompt": prompt, "num_samples": 8}) for prompt in prompts]
+    for sample in client.as_completed(groups):
+        table = ray.get(sample.trajectory)
 
 `submit` returns at once. One background thread with an event loop chains the calls, retries, renews the lease and keeps
 the bytes in flight within bounds. Made in the trainer's own process or actor; results die with that process.
-
-The client ends with its Ray session: by itself when Ray is shut down, and before Ray when the process exits. While it is
-open, calls after a shutdown do not start a cluster, as they otherwise do.
 """
 
 import asyncio
-import atexit
 import contextvars
 import logging
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from concurrent.futures import as_completed as futures_as_completed
-from concurrent.futures import wait
-from contextlib import nullcontext, suppress
-from functools import partial
-from typing import Any, Self
+from contextlib import nullcontext
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 from ray import serve
@@ -33,7 +27,6 @@ from deployments.conductor import Conductor, sample_bytes
 from deployments.group import RolloutGroup, RolloutSample
 from deployments.handles import Handles
 from deployments.progress import progress_bar
-from deployments.session import AUTO_START
 from deployments.weights.controls import WeightControls
 from schemas.card import ModelCard
 from schemas.errors import invalid
@@ -44,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 CONNECT_DEADLINE_S = 60.0
 CLOSE_DEADLINE_S = 10.0
-GLANCE_S = 0.25
-"""Between two looks whether the process is still connected to Ray."""
+
+T = TypeVar("T")
 
 
 class RolloutClient(WeightControls):
@@ -59,7 +52,6 @@ class RolloutClient(WeightControls):
         *,
         wait_when_full: bool = True,
     ) -> None:
-        handles = handles.opened()
         self.card = card
         """What is served: ratios, limits and defaults."""
         self.lease_id = uuid4().hex
@@ -71,15 +63,9 @@ class RolloutClient(WeightControls):
         )
         self._tasks: dict[RolloutGroup, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
-        self._closing = asyncio.Event()
-        self._entering = threading.Lock()
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="rollout-client", daemon=True)
-        AUTO_START.forbid()
-        # Registered here, since hooks run in reverse: after the hooks of the node that this process may have started.
-        self._at_exit = partial(_close_if_there, weakref.ref(self))
-        atexit.register(self._at_exit)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-client", daemon=True)
         self._thread.start()
+        self._renewal = asyncio.run_coroutine_threadsafe(self._renew(), self._loop)
 
     @classmethod
     def connect(cls, app_name: str = "default", *, max_bytes_in_flight: int | None = None) -> Self:
@@ -109,12 +95,11 @@ class RolloutClient(WeightControls):
                 f"a sample fits in the client's max_bytes_in_flight of {self._settings.max_bytes_in_flight}",
                 "raise client.max_bytes_in_flight, keep fewer states, or leave media out",
             ).exception()
-        with self._entering:
-            if self._is_closed:
-                raise RuntimeError("the client is closed and takes no further requests; make another")
-            # In a context of its own: inside a replica, Serve would take the group's calls for parts of the request that
-            # is being answered there, and give them all its id.
-            self._loop.call_soon_threadsafe(self._start, group, context=contextvars.Context())
+        if self._loop.is_closed():
+            raise RuntimeError("the client is closed and takes no further requests; make another")
+        # In a context of its own: inside a replica, Serve would take the group's calls for parts of the request that is
+        # being answered there, and give them all its id.
+        self._loop.call_soon_threadsafe(self._start, group, context=contextvars.Context())
         return group
 
     def gather(
@@ -156,14 +141,17 @@ class RolloutClient(WeightControls):
             self._soon(self._hand_over, group)
 
     def close(self) -> None:
-        """Cancel what is not done, give the lease up and end the background thread. Refs already held stay good.
-
-        Twice is once, and after Ray was shut down there is nothing left to do.
-        """
-        atexit.unregister(self._at_exit)
-        self._soon(self._closing.set)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(2 * CLOSE_DEADLINE_S)
+        """Cancel what is not done, give the lease up and end the background thread. Refs already held stay good."""
+        if not self._thread.is_alive():
+            return
+        try:
+            self._await(self._shut_down(), CLOSE_DEADLINE_S)
+        except Exception as error:
+            logger.warning("closing the client: %s; the lease ends by itself", error)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_DEADLINE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -172,31 +160,6 @@ class RolloutClient(WeightControls):
         self.close()
 
     # On the background loop
-
-    def _run(self) -> None:
-        """The background thread."""
-        try:
-            self._loop.run_until_complete(self._live())
-        finally:
-            self._loop.close()
-
-    async def _live(self) -> None:
-        """Until the client is closed, or its session with Ray is over."""
-        renewal = self._loop.create_task(self._renew())
-        while not self._closing.is_set() and not self._session.is_over:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), GLANCE_S)
-        with self._entering:
-            self._is_closed = True
-        renewal.cancel()
-        try:
-            async with asyncio.timeout(CLOSE_DEADLINE_S):
-                await self._shut_down()
-        except Exception as error:
-            if not self._session.is_over:
-                logger.warning("closing the client: %r; the lease ends by itself", error)
-        if not self._session.is_over:  # else Serve may still hold calls of this client
-            AUTO_START.allow()
 
     def _start(self, group: RolloutGroup) -> None:
         task = self._loop.create_task(self._conductor.run(group))
@@ -224,14 +187,12 @@ class RolloutClient(WeightControls):
 
     async def _renew(self) -> None:
         """Keep the lease and learn the samples' progress, until the client is closed."""
-        while not self._session.is_over:
+        while True:
             try:
                 async with asyncio.timeout(self._settings.lease_s / 4):
                     progress = await self._board.renew.remote(self.lease_id)
                 self._note(progress)
             except Exception as error:
-                if self._session.is_over:
-                    return
                 logger.warning("the lease was not renewed (%r); trying again", error)
             await asyncio.sleep(self._settings.pulse_s)
 
@@ -244,23 +205,18 @@ class RolloutClient(WeightControls):
                     group.binding.note_begun(sample.sample_index)
 
     async def _shut_down(self) -> None:
-        for _ in range(2):  # what was let in is started, and then begins: else it would settle nothing
-            await asyncio.sleep(0)
+        self._renewal.cancel()
         running = list(self._tasks.values())
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        if not self._session.is_over:
-            await self._board.release.remote(self.lease_id)
+        await self._board.release.remote(self.lease_id)
 
     def _soon(self, work: Callable[..., object], *args: object) -> None:
         """Run ``work`` on the background loop; not once the client is closed, when every group has settled."""
-        with suppress(RuntimeError):  # the loop is closed
+        if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(work, *args)
 
-
-def _close_if_there(reference: "weakref.ref[RolloutClient]") -> None:
-    """At the interpreter's exit, of a client that nobody has closed."""
-    client = reference()
-    if client is not None:
-        client.close()
+    def _await(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return future.result(timeout_s)

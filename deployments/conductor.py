@@ -23,7 +23,6 @@ from deployments.budget import ByteBudget
 from deployments.calls import finished_ref, problem_of, replica_died
 from deployments.group import RolloutGroup, RolloutSample
 from deployments.handles import Handles
-from deployments.session import Session, session_over
 from deployments.task_group import task_group
 from deployments.troubles import cancelled, never_published, out_of_time
 from schemas.card import ModelCard
@@ -78,7 +77,6 @@ class Conductor:
         self._handles, self._card, self._settings = handles, card, settings
         self._lease_id = lease_id
         self._weight_store = weight_store
-        self._session = Session()
         self._wait_when_full = wait_when_full
 
     async def run(self, group: RolloutGroup) -> None:
@@ -90,9 +88,9 @@ class Conductor:
         except TimeoutError as error:
             self._fail_rest(group, Problem.of(error) or out_of_time(group))
         except asyncio.CancelledError:
-            self._fail_rest(group, self._unless_over(cancelled()))
+            self._fail_rest(group, cancelled())
         except Exception as error:
-            self._fail_rest(group, self._problem_of(error))
+            self._fail_rest(group, problem_of(error))
         finally:
             group.settled.set_result(None)
 
@@ -184,7 +182,7 @@ class Conductor:
             if _version_gone(error) and not binding.has_begun:
                 raise binding.gone() from None
             binding.note_begun(sample.sample_index)
-            sample.fail(self._problem_of(error))
+            sample.fail(problem_of(error))
         finally:
             if is_running:
                 self.budget.stopped()
@@ -256,7 +254,6 @@ class Conductor:
     async def _call(self, handle: DeploymentHandle, *args: object, **kwargs: object) -> ray.ObjectRef:
         """The ref of a call's result, once it is there."""
         while True:
-            self._session.check()
             try:
                 return await finished_ref(handle.remote(*args, **kwargs))
             except Exception as error:
@@ -266,13 +263,6 @@ class Conductor:
 
     def _num_bytes(self, sample: RolloutSample) -> int:
         return sample_bytes(sample.request, self._card)
-
-    def _problem_of(self, error: Exception) -> Problem:
-        return self._unless_over(problem_of(error))
-
-    def _unless_over(self, problem: Problem) -> Problem:
-        """The problem, unless it comes of Ray's having been shut down."""
-        return session_over() if self._session.is_over else problem
 
     def _fail_rest(self, group: RolloutGroup, problem: Problem) -> None:
         for sample in group.samples:

@@ -24,7 +24,6 @@ from configs.settings import AppConfig
 from deployments.lease_board import Progress
 from deployments.metrics import DenoiserMetrics
 from deployments.probe import ParityProbe
-from deployments.session import Session
 from deployments.troubles import halted
 from deployments.weights.follower import Follower
 from deployments.weights.source import WeightSource, source_of_this_app
@@ -80,7 +79,6 @@ class Denoiser:
         self._stall_timeout_s = settings.stall_timeout_s
         self._lease_s, self._pulse_s = config.client.lease_s, config.client.pulse_s
         self._board = board
-        self._session = Session()
         self._conditionings: WeakValueDictionary[str, Conditioning] = WeakValueDictionary()
         self.follower.catch_up()
         warm_up(self.model, self.card, self.engine.buckets)
@@ -222,13 +220,12 @@ class Denoiser:
         return conditioning
 
     def _pulse(self) -> None:
-        """Exchange progress for leases, until the replica stops or its process leaves Ray. Without an answer, samples
-        live on.
+        """Exchange progress for leases, until the replica stops. Without an answer, samples live on.
 
         A pulse is given up well before a lease that stood at the last one runs out. None is sent while nothing is held.
         """
         told_before = False
-        while not self._stopping.wait(self._pulse_s) and not self._session.is_over:
+        while not self._stopping.wait(self._pulse_s):
             held: dict[str, Progress] = defaultdict(dict)
             progress = self.engine.progress()
             self._metrics.export(

@@ -1,6 +1,6 @@
 """The deployments that a client calls."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -26,11 +26,3 @@ class Handles:
             av_decoder=serve.get_deployment_handle("AVDecoder", app_name),
             lease_board=serve.get_deployment_handle("LeaseBoard", app_name),
         )
-
-    def opened(self) -> "Handles":
-        """The same, connected at once: what a handle's first call needs is else looked up on the caller's thread then, and
-        Serve would start Ray for it."""
-        handles = {
-            field.name: getattr(self, field.name) for field in fields(self) if field.name != "app_name"
-        }
-        return replace(self, **{name: handle.options() for name, handle in handles.items()})

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ray.actor import ActorHandle
 
-from deployments.session import Session
 from deployments.weights.handle import answer, find_store
 from schemas.control import Fleet, ReplicaState, RunOrder, RunState, When
 from schemas.validation import validated
@@ -29,12 +28,10 @@ class WeightControls:
 
     def __init__(self, app_name: str) -> None:
         self.app_name = app_name
-        self._session = Session()
 
     @property
     def weight_store(self) -> ActorHandle:
-        """The app's weight store (`deployments.weights.store`). Raises RuntimeError (a Problem) once Ray is shut down."""
-        self._session.check()
+        """The app's weight store (`deployments.weights.store`)."""
         return find_store(self.app_name)
 
     def publish_weights(

@@ -14,7 +14,6 @@ import ray
 from ray.actor import ActorHandle
 from torch import Tensor
 
-from deployments.session import Session
 from deployments.weights.handle import answer
 from pipeline.tensors import dtype_of, name_of
 from pipeline.weight_files import lora_config_of, read_file, specs_of_file
@@ -48,10 +47,8 @@ def publish(
 ) -> list[ReplicaState]:
     """As `RolloutClient.publish_weights` says."""
     end = time.monotonic() + timeout_s
-    session = Session()
 
     def ask(call: Any, *args: Any) -> Any:
-        session.check()
         return answer(call.remote(*args), max(0.0, end - time.monotonic()) + GRACE_S)
 
     validated(RunOrder, {"run": "running", "when": when})
@@ -72,11 +69,10 @@ def publish(
         acknowledged = ask(store.acknowledged, version, timeout_s)
     else:
         try:
-            _send(store, ticket, source, session)
+            _send(store, ticket, source)
             acknowledged = ask(store.commit, ticket, when, max(0.0, end - time.monotonic()))
         except BaseException:
-            if not session.is_over:
-                store.give_up.remote(ticket)
+            store.give_up.remote(ticket)
             raise
     return [ReplicaState.model_validate(state) for state in acknowledged]
 
@@ -100,13 +96,12 @@ def check_same(there: str, header: PublicationHeader, source: Source) -> None:
         ).exception()
 
 
-def _send(store: ActorHandle, ticket: str, source: Source, session: Session) -> None:
+def _send(store: ActorHandle, ticket: str, source: Source) -> None:
     taking: ray.ObjectRef | None = None
     for chunk in chunks_of(source):
         check_finite(chunk)
         digests = digests_of(chunk)
         specs = {name: spec.model_dump() for name, spec in specs_of(chunk).items()}
-        session.check()
         if taking is not None:
             answer(taking, PART_DEADLINE_S)
         # As an argument of its own it arrives by reference, and is freed here when the store has copied it.

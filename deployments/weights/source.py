@@ -8,11 +8,9 @@ from typing import Any, Protocol
 
 import ray
 from ray import serve
-from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError
 
 from configs.settings import AppConfig, WeightSettings
-from deployments.session import Session
 from deployments.weights.store import make_store
 from pipeline.weights import StoredTensor
 from schemas.control import Control, Distrust, ReplicaState
@@ -53,12 +51,11 @@ def source_of_this_app(config: AppConfig) -> WeightSource:
 
 
 class StoreSource:
-    """A WeightSource over the weight store's actor. Raises RuntimeError (a Problem) once the process has left Ray."""
+    """A WeightSource over the weight store's actor."""
 
     def __init__(self, app_name: str, settings: WeightSettings) -> None:
         self._open = partial(make_store, app_name)
-        self._actor = self._open()
-        self._session = Session()
+        self._store = self._open()
         self._settings = settings
         self._answer_s = ANSWER_S + settings.poll_s
         self._fetch_s = settings.fetch_timeout_s
@@ -67,7 +64,7 @@ class StoreSource:
         plain = {name: tensor.model_dump() for name, tensor in spec.items()}
         call = self._store.register.remote(state.model_dump(), plain, self._settings.model_dump())
         # The store may still be reading its folder.
-        return Control.model_validate(self._get(call, self._fetch_s))
+        return Control.model_validate(ray.get(call, timeout=self._fetch_s))
 
     def watch(self, state: ReplicaState, seen: int) -> Control:
         return Control.model_validate(self._ask(self._store.watch.remote(state.model_dump(), seen)))
@@ -77,32 +74,21 @@ class StoreSource:
 
     def layers(self, have: int, want: int) -> Layers:
         answer = self._ask(self._store.layers.remote(have, want))
-        return [_layer(said, self._get(chunks, self._fetch_s)) for said, chunks in answer]
+        return [_layer(said, ray.get(chunks, timeout=self._fetch_s)) for said, chunks in answer]
 
     def distrust(self, found: Distrust) -> None:
         self._ask(self._store.distrust.remote(found.model_dump()))
 
     def leave(self, replica_id: str) -> None:
-        if not self._session.is_over:
-            self._store.leave.remote(replica_id)
-
-    @property
-    def _store(self) -> ActorHandle:
-        self._session.check()
-        return self._actor
+        self._store.leave.remote(replica_id)
 
     def _ask(self, ref: ray.ObjectRef) -> Any:
         try:
-            return self._get(ref, self._answer_s)
+            return ray.get(ref, timeout=self._answer_s)
         except ActorDiedError:
             # Killed for good, by hand: the next question goes to a new one.
-            self._session.check()
-            self._actor = self._open()
+            self._store = self._open()
             raise
-
-    def _get(self, refs: Any, timeout_s: float) -> Any:
-        self._session.check()
-        return ray.get(refs, timeout=timeout_s)
 
 
 def _layer(said: dict[str, Any], chunks: list[dict[str, Any]]) -> tuple[Publication, dict[str, StoredTensor]]:
