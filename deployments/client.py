@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
+import ray
 from ray import serve
 
 from configs.settings import ClientSettings
@@ -62,6 +63,7 @@ class RolloutClient(WeightControls):
             handles, card, settings, self.lease_id, lambda: self.weight_store, wait_when_full=wait_when_full
         )
         self._tasks: dict[RolloutGroup, asyncio.Task[None]] = {}
+        self._is_on_ray = ray.is_initialized()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-client", daemon=True)
         self._thread.start()
@@ -186,8 +188,9 @@ class RolloutClient(WeightControls):
         self._conductor.budget.review()
 
     async def _renew(self) -> None:
-        """Keep the lease and learn the samples' progress, until the client is closed."""
-        while True:
+        """Keep the lease and learn the samples' progress, until the client is closed or the process leaves Ray: a call
+        would start a cluster then."""
+        while ray.is_initialized() == self._is_on_ray:
             try:
                 async with asyncio.timeout(self._settings.lease_s / 4):
                     progress = await self._board.renew.remote(self.lease_id)
@@ -210,7 +213,8 @@ class RolloutClient(WeightControls):
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await self._board.release.remote(self.lease_id)
+        if ray.is_initialized() == self._is_on_ray:
+            await self._board.release.remote(self.lease_id)
 
     def _soon(self, work: Callable[..., object], *args: object) -> None:
         """Run ``work`` on the background loop; not once the client is closed, when every group has settled."""
