@@ -7,7 +7,8 @@
     python -m examples.grpo.plot out/grpo
 
 With --ablations it also learns from either modality's reward alone, and strictly on policy. The cluster is its own, as the
-demo's is, and is stopped again whatever happens. A run that is whole in the folder is not done again.
+demo's is, and is stopped again whatever happens. A run that is whole in the folder is not done again, and one that has a
+checkpoint goes on from there; nothing is removed.
 """
 
 import argparse
@@ -75,11 +76,11 @@ def run(home: Path, out: Path, wanted: dict[str, list[str]], iterations: int) ->
             if is_whole(out / name, iterations):
                 print(f"\n{name} is there already")
                 continue
-            shutil.rmtree(out / name, ignore_errors=True)  # a run that was stopped on its way
             what = [
                 "-m",
                 "examples.grpo.train",
                 *how,
+                *(["--resume"] if (out / name / "checkpoint.pt").exists() else []),
                 "--iterations",
                 str(iterations),
                 "--out",

@@ -90,13 +90,17 @@ def test_a_group_whose_reward_fails_is_left_out_and_a_reward_worker_that_dies_is
         "prompts": ("a red ball", "a blue door"),
         "groups_per_iteration": 2,
     }
-    trainer = Trainer(settings(**of_ones_own), str(tmp_path), app.name)
-    rows = []
-    for row in trainer.run():
-        rows.append(row)
+    trainer = Trainer(settings(**of_ones_own, iterations=9, checkpoint_every=9), str(tmp_path), app.name)
+    running, rows = trainer.run(), []
+    for _ in range(3):
+        rows.append(next(running))
         ray.kill(next(trainer.reward_workers), no_restart=False)
+    running.close()  # as when it fails
     trainer.client.close()
     assert [row["left_out"] for row in rows] == [1, 1, 1]
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["updates"] == 3, (
+        "what it learned is kept"
+    )
 
     only_doors = settings(**{**of_ones_own, "prompts": ("a blue door",)})
     trainer = Trainer(only_doors, str(tmp_path), app.name)
